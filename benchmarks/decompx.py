@@ -1,0 +1,64 @@
+"""What DecompX from every start layer costs, in plain forward passes of the same batch.
+
+Run: python benchmarks/decompx.py [--model vit_small_patch16_224] [--batch 4] [--repeats 15] [--device cpu]
+The two are timed by turns in one process; the ratio of the medians is what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import timm
+import torch
+
+import vitrail
+from vitrail.engine.trace import trace
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="vit_small_patch16_224")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    module = timm.create_model(options.model, pretrained=False).eval().to(options.device)
+    view = vitrail.wrap(module)
+    images = torch.randn(options.batch, 3, *view.size, device=options.device)
+    target = torch.arange(options.batch, device=options.device)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            module(images)
+
+    def decompose() -> None:
+        trace(view, images, target, rule="frozen", keep={"x", "gx", "bias"})
+
+    for function in (forward, decompose):
+        function()
+    seconds: dict[str, list[float]] = {"forward": [], "decompx": []}
+    for _ in range(options.repeats):
+        for name, function in (("forward", forward), ("decompx", decompose)):
+            seconds[name].append(timed(function, options.device))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = [b / a for a, b in zip(seconds["forward"], seconds["decompx"], strict=True)]
+    print(f"{options.model}, batch {options.batch}, {options.device}, {torch.get_num_threads()} threads")
+    print(f"plain forward (inference mode, fused attention)       {medians['forward'] * 1e3:8.1f} ms")
+    print(f"decompx, all {view.num_layers} start layers, all bias maps            {medians['decompx'] * 1e3:8.1f} ms")
+    print(
+        f"ratio of medians {medians['decompx'] / medians['forward']:.2f}, median of paired ratios {statistics.median(ratios):.2f}"
+    )
+
+
+def timed(function, device: str) -> float:  # type: ignore[no-untyped-def]
+    start = time.perf_counter()
+    function()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

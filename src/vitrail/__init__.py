@@ -1,0 +1,50 @@
+"""vitrail: see through any Vision Transformer.
+
+>>> import vitrail
+>>> model = vitrail.load()                       # doctest: +SKIP
+>>> vitrail.explain(model, "photo.jpg").save("why.png")   # doctest: +SKIP
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import VitrailError as VitrailError
+from vitrail.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from vitrail.explaining import explain as explain
+    from vitrail.explanation import Explanation as Explanation
+    from vitrail.explanation import open_explanation as open
+    from vitrail.methods.base import Method as Method
+    from vitrail.methods.registry import list_methods as list_methods
+    from vitrail.methods.registry import method as method
+    from vitrail.models.loading import load as load
+    from vitrail.models.wrapping import wrap as wrap
+
+# Public name → where it lives. Imported at first use: `import vitrail` and `vitrail --help` stay quick.
+_PUBLIC = {
+    "Explanation": "vitrail.explanation:Explanation",
+    "Method": "vitrail.methods.base:Method",
+    "explain": "vitrail.explaining:explain",
+    "list_methods": "vitrail.methods.registry:list_methods",
+    "load": "vitrail.models.loading:load",
+    "method": "vitrail.methods.registry:method",
+    "open": "vitrail.explanation:open_explanation",
+    "wrap": "vitrail.models.wrapping:wrap",
+}
+
+__all__ = ["Explanation", "Method", "VitrailError", "__version__", "explain", "list_methods", "load", "method", "open",
+           "wrap"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

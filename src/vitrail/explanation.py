@@ -1,0 +1,208 @@
+"""An explanation: the map, what it explains, and how to show and keep it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.files import write_together
+from vitrail.images import image_hash
+from vitrail.models.view import View
+from vitrail.show.figure import labelled, overlay
+from vitrail.show.colours import Scale
+from vitrail.show.heatmap import fit_to_image, min_max
+from vitrail.version import __version__
+
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+
+
+@dataclass(eq=False, repr=False)
+class Explanation:
+    """Why a model gave an image a class.
+
+    ``map`` is float32 on the CPU, (rows, columns) of the token grid or (H, W) of the model input: larger = more evidence
+    for the target; signed and unscaled. ``box`` is the part of the image that the model saw.
+    """
+
+    map: Tensor
+    image: Image.Image
+    model: View | None
+    method: str
+    params: dict[str, Any]
+    target: int
+    label: str
+    probability: float
+    seconds: float
+    box: tuple[float, float, float, float]
+    model_name: str
+    against: int | None = None
+    against_label: str | None = None
+    top: list[tuple[int, str, float]] = field(default_factory=list)
+    extras: dict[str, float] = field(default_factory=dict)
+    image_path: str | None = None
+
+    def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
+        """The map in [0, 1] at the size of the original image, (H, W); ``outside`` where the crop did not look."""
+        return fit_to_image(min_max(self.map), self.box, self.image.size, mode, outside)
+
+    def overlay(self, alpha: float = 0.85, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
+        """The map over the photo; signed maps in two colours about zero; unseen parts hatched."""
+        return overlay(self.image, fit_to_image(self.map, self.box, self.image.size, mode), alpha=alpha)
+
+    def picture(self) -> Image.Image:
+        """The overlay with class, probability and method under it."""
+        detail = f"{self.method} · {self.model_name}"
+        return labelled(self.overlay(), self.title, detail, Scale.of(self.map))
+
+    @property
+    def title(self) -> str:
+        """The class and its probability."""
+        rival = f", not {self.against_label}" if self.against is not None else ""
+        return f"{self.label}{rival} ({self.probability:.1%})"
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the picture and, beside it, a JSON file that ``vitrail.open`` reads; both or none."""
+        path = Path(path)
+        path = path if path.suffix else path.with_suffix(".png")
+        if path.suffix.lower() not in FORMATS:
+            raise VitrailError(f"cannot save a picture as {path.name!r}: expected one of {', '.join(FORMATS)}.")
+        buffer = io.BytesIO()
+        self.picture().save(buffer, FORMATS[path.suffix.lower()])
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, default=str)
+        write_together({path: buffer.getvalue(), path.with_suffix(".json"): text.encode()})
+        return path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the pixels, as JSON can hold it."""
+        model = self.model
+        return {
+            "vitrail": __version__,
+            "versions": {"python": platform.python_version(), **{n: version(n) for n in ("torch", "timm", "numpy")}},
+            "model": {
+                "name": self.model_name,
+                "fingerprint": None if model is None else model.fingerprint(),
+                "load": None if model is None else model.spec,
+                "input_size": None if model is None else list(model.size),
+            },
+            "image": {"path": self.image_path, "sha256": image_hash(self.image), "size": list(self.image.size)},
+            "method": self.method,
+            "params": self.params,
+            "target": self.target,
+            "label": self.label,
+            "probability": self.probability,
+            "against": self.against,
+            "against_label": self.against_label,
+            "top": [{"class": i, "label": name, "probability": p} for i, name, p in self.top],
+            "seconds": self.seconds,
+            "extras": self.extras,
+            "box": list(self.box),
+            "map": _pack(self.map),
+        }
+
+    def __repr__(self) -> str:
+        rows, columns = self.map.shape
+        return f"Explanation({self.title}, {self.method}, {rows}×{columns}, {self.model_name}, {self.seconds:.2f} s)"
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.picture().save(buffer, "PNG")
+        return buffer.getvalue()
+
+
+def open_explanation(
+    path: str | Path, *, model: View | None = None, image: Any = None, check: bool = True
+) -> Explanation:
+    """Reloads a saved explanation and checks that its model and its image are still the same.
+
+    Args:
+        path: the JSON file beside a saved picture, or the picture.
+        model: the view it was made with; None = load it again as it was loaded then.
+        image: the picture it explains; None = the file it came from.
+        check: False skips the comparison with the model (which is then not loaded).
+    """
+    path = Path(path).with_suffix(".json")
+    saved = _read(path)
+    try:
+        picture = _find_image(saved["image"], image, path)
+        if check and model is None:
+            model = _find_model(saved["model"], path)
+        if check and model is not None and model.fingerprint() != saved["model"]["fingerprint"]:
+            raise VitrailError(f"the model {model.name} is not the one of {path}: its weights have changed.")
+        return Explanation(
+            _unpack(saved["map"]),
+            picture,
+            model,
+            saved["method"],
+            saved["params"],
+            saved["target"],
+            saved["label"],
+            saved["probability"],
+            saved["seconds"],
+            tuple(saved["box"]),
+            saved["model"]["name"],
+            saved["against"],
+            saved["against_label"],
+            [(t["class"], t["label"], t["probability"]) for t in saved["top"]],
+            saved["extras"],
+            saved["image"]["path"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise VitrailError(f"cannot read the explanation {path}: {error.strerror or error}.") from None
+    except ValueError:
+        raise VitrailError(f"{path} is not valid JSON: expected the file that Explanation.save wrote.") from None
+    if not isinstance(saved, dict) or "vitrail" not in saved:
+        raise VitrailError(f"{path} is not a vitrail explanation: expected the file that Explanation.save wrote.")
+    return saved
+
+
+def _find_image(saved: Mapping[str, Any], given: Any, path: Path) -> Image.Image:
+    from vitrail.images import read_image
+
+    if given is None and saved["path"] is None:
+        raise VitrailError(f"{path} was made from an image in memory: give it as image=.")
+    picture = read_image(saved["path"] if given is None else given)
+    if image_hash(picture) != saved["sha256"]:
+        raise VitrailError(f"the image {saved['path'] or 'given'} is not the one explained in {path}: it has changed.")
+    return picture
+
+
+def _find_model(saved: Mapping[str, Any], path: Path) -> View:
+    from vitrail.models.loading import load
+
+    if saved["load"] is None:
+        raise VitrailError(f"the model of {path} ({saved['name']}) was not loaded by name: give it as model=.")
+    spec = dict(saved["load"])
+    if isinstance(spec.get("img_size"), list):
+        spec["img_size"] = tuple(spec["img_size"])
+    return load(spec.pop("name", None), **spec)
+
+
+def _pack(values: Tensor) -> dict[str, Any]:
+    array = np.ascontiguousarray(values.numpy(), dtype="<f4")
+    return {"shape": list(array.shape), "dtype": "float32", "base64": base64.b64encode(array.tobytes()).decode()}
+
+
+def _unpack(packed: Mapping[str, Any]) -> Tensor:
+    array = np.frombuffer(base64.b64decode(packed["base64"]), dtype="<f4").reshape(packed["shape"])
+    return torch.from_numpy(array.astype(np.float32))

@@ -1,0 +1,142 @@
+"""Writing files: complete or not at all."""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from vitrail.errors import VitrailError
+
+
+def save_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
+    """Call `write` with an open file and put the result at `path` in one step.
+
+    Missing folders are made. On any failure nothing remains, an older file stays as it was,
+    and the error names the path. Returns the path written.
+    """
+    with _all_or_nothing() as placed:
+        placed.stage(Path(path), write)
+    return Path(path)
+
+
+def write_together(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
+    """Write several files, all of them or none."""
+    with _all_or_nothing() as placed:
+        for path, content in contents.items():
+            placed.stage(Path(path), lambda file, content=content: file.write(content))
+
+
+class _Placement:
+    """Files written under temporary names, waiting to take their places."""
+
+    def __init__(self) -> None:
+        self._staged: list[tuple[Path, Path]] = []
+        self._backups: dict[Path, Path | None] = {}
+        self._new_folders: list[Path] = []
+
+    def stage(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
+        """Write one file completely, under a temporary name beside its place."""
+        with _named_errors(path):
+            target = Path(os.path.realpath(path))
+            # Also protects devices: replacing /dev/null would break the machine.
+            if target.is_dir():
+                raise VitrailError(f"Cannot write '{path}': it is a folder, give a file name.")
+            if target.exists() and not target.is_file():
+                raise VitrailError(f"Cannot write '{path}': it is not a regular file, choose another name.")
+            self._make_folders(target.parent)
+            temporary = _name_beside(target)
+            with open(temporary, "xb") as file:
+                self._staged.append((temporary, target))
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def commit(self) -> None:
+        """Rename every staged file to its place."""
+        for temporary, target in self._staged:
+            with _named_errors(target):
+                if len(self._staged) > 1 and target not in self._backups:
+                    self._backups[target] = _copy_beside(target) if target.exists() else None
+                os.replace(temporary, target)
+        for folder in {target.parent for _, target in self._staged}:
+            _sync_folder(folder)
+
+    def roll_back(self) -> None:
+        """Undo everything: former files back in place, new files and folders gone."""
+        for target, backup in self._backups.items():
+            with contextlib.suppress(OSError):
+                os.replace(backup, target) if backup else target.unlink(missing_ok=True)
+        for temporary, _ in self._staged:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        for folder in reversed(self._new_folders):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def forget_backups(self) -> None:
+        """Remove the copies of the former files."""
+        for backup in filter(None, self._backups.values()):
+            with contextlib.suppress(OSError):
+                backup.unlink(missing_ok=True)
+
+    def _make_folders(self, folder: Path) -> None:
+        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+        for parent in reversed(missing):
+            parent.mkdir(exist_ok=True)
+            self._new_folders.append(parent)
+
+
+@contextlib.contextmanager
+def _all_or_nothing() -> Iterator[_Placement]:
+    placement = _Placement()
+    try:
+        yield placement
+        placement.commit()
+    except BaseException:
+        placement.roll_back()
+        raise
+    placement.forget_backups()
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Turn any failure into an error that names the path and the reason."""
+    try:
+        yield
+    except VitrailError:
+        raise
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise VitrailError(f"Cannot write '{path}': {reason or type(error).__name__}.") from error
+
+
+def _name_beside(target: Path) -> Path:
+    # Short and independent of the target's name, which may already be as long as names can be.
+    return target.parent / f".vitrail-{secrets.token_hex(8)}.part"
+
+
+def _copy_beside(target: Path) -> Path:
+    """Keep the present content of a file under another name, as a hard link where the disk has them."""
+    copy = _name_beside(target)
+    try:
+        os.link(target, copy)
+    except OSError:
+        try:
+            shutil.copy2(target, copy)
+        except BaseException:
+            copy.unlink(missing_ok=True)
+            raise
+    return copy
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system lets folders be synced."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

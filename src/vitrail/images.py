@@ -1,0 +1,207 @@
+"""Reading images: whatever the user gives becomes one upright 8-bit RGB picture, or one clear error."""
+
+import hashlib
+import os
+import re
+import stat
+import threading
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vitrail.errors import VitrailError
+
+ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray[Any, Any]
+
+MAX_PIXELS = 178_956_970
+"""Larger pictures are refused before they are decoded (where Pillow's own defaults raise an error)."""
+
+_WHITE = (255, 255, 255, 255)
+
+# Pillow registers these, but they are documents, data or films: a folder scan must not pick them up.
+_NOT_PICTURES = frozenset(
+    ".bufr .dcx .emf .eps .fit .fits .flc .fli .gbr .grib .h5 .hdf .icns .iim .im .mpeg .mpg .ps .wmf".split()
+)
+
+# `warnings.catch_warnings` swaps process-wide state, so two of our threads must not interleave in it.
+_warnings_lock = threading.Lock()
+
+
+def read_image(source: ImageSource) -> Image.Image:
+    """Read an image as an upright 8-bit RGB copy.
+
+    Args:
+        source: A path, a PIL image of any mode, or a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
+
+    Transparent parts are put on white, 16- and 32-bit greys scaled to 8 bits; an animation gives its first frame.
+    """
+    if isinstance(source, Image.Image):
+        return _to_rgb(source, "the given image")
+    if isinstance(source, np.ndarray):
+        return _to_rgb(_from_array(source), "the given array")
+    if not isinstance(source, str | os.PathLike):
+        raise VitrailError(
+            f"An image must be a path, a PIL image or a uint8 array, not {type(source).__name__}: give one of these."
+        )
+    path = _checked_file(source)
+    with _open(path) as image:
+        return _to_rgb(image, f"'{path}'")
+
+
+def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """List the files that `paths` name: files as they are, folders searched recursively in sorted order.
+
+    In folders only image suffixes count and hidden files and folders are skipped. A file is listed once.
+    """
+    given = [Path(path) for path in paths]
+    found: dict[Path, None] = {}
+    for path in given:
+        if path.is_dir():
+            found.update(dict.fromkeys(_images_under(path)))
+        else:
+            found[_checked_file(path)] = None
+    if not found:
+        where = ", ".join(f"'{path}'" for path in given) or "an empty list of paths"
+        raise VitrailError(f"No image found in {where}: give image files, or folders that hold some (.jpg, .png, …).")
+    return list(found)
+
+
+def image_hash(image: Image.Image) -> str:
+    """Return the sha256 of the size and the RGB bytes of an image."""
+    digest = hashlib.sha256(f"{image.width}x{image.height}:".encode())
+    digest.update(image.convert("RGB").tobytes())
+    return digest.hexdigest()
+
+
+def _checked_file(source: str | os.PathLike[str]) -> Path:
+    """Return the path if it is a non-empty regular file."""
+    path = Path(source)
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise VitrailError(f"Image '{source}' was not found: check the path.") from None
+    except (OSError, ValueError) as error:
+        raise VitrailError(f"Image '{source}' cannot be read: {_reason(error)}.") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise VitrailError(f"'{source}' is a folder, expected an image file: give a file inside it.")
+    if not stat.S_ISREG(status.st_mode):
+        raise VitrailError(f"'{source}' is not a regular file, expected an image file.")
+    if status.st_size == 0:
+        raise VitrailError(f"Image '{source}' is an empty file (0 bytes): download or export it again.")
+    return path
+
+
+def _open(path: Path) -> Image.Image:
+    """Read the header of an image file; its pixels are decoded later."""
+    try:
+        with _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(path)
+    except UnidentifiedImageError:
+        raise VitrailError(f"'{path}' is not an image that Pillow can read: convert it to PNG or JPEG.") from None
+    except Image.DecompressionBombError as error:
+        pixels = re.search(r"\((\d+) pixels\)", str(error))
+        size = f"{int(pixels[1]):,} pixels" if pixels else "too many pixels"
+        raise _too_large(f"'{path}'", size) from None
+    # Pillow's plugins raise almost anything on damaged headers.
+    except Exception as error:
+        raise VitrailError(f"Image '{path}' cannot be read: {_reason(error)}.") from error
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Return an upright RGB copy, on white where transparent."""
+    width, height = image.size
+    if width == 0 or height == 0:
+        raise VitrailError(f"Image size {width} × {height} of {name} has no pixels: give at least 1 × 1.")
+    if width * height > MAX_PIXELS:
+        raise _too_large(name, f"{width:,} × {height:,} pixels")
+    try:
+        with _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image.load()
+        upright = ImageOps.exif_transpose(image)
+    except Exception as error:
+        raise VitrailError(
+            f"The pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
+            "download or export it again."
+        ) from error
+    if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
+        return _deep_grey_to_rgb(upright, name)
+    if upright.has_transparency_data:
+        colours = upright.convert("LA" if upright.mode == "La" else "RGBA").convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", colours.size, _WHITE), colours).convert("RGB")
+    return upright.convert("RGB")
+
+
+def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Scale a 16- or 32-bit grey image to 8 bits by the range its values are in."""
+    values = np.asarray(image, dtype=np.float64)
+    if np.isnan(values).any():
+        raise VitrailError(f"Pixels of {name} are NaN (not a number): replace them first.")
+    low, high = values.min(), values.max()
+    if image.mode.startswith("I;16"):
+        scale = 1 / 257
+    elif image.mode == "F" and low >= 0 and high <= 1:
+        scale = 255.0
+    elif low >= 0 and high <= 255:
+        scale = 1.0
+    elif low >= 0 and high <= 65535:
+        scale = 1 / 257
+    else:
+        raise VitrailError(
+            f"Pixels of {name} (mode {image.mode}) range from {low:g} to {high:g}, expected 0…1 (floats), 0…255 or "
+            "0…65535: scale them first."
+        )
+    return Image.fromarray(np.rint(values * scale).astype(np.uint8)).convert("RGB")
+
+
+def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
+    """Turn a uint8 array into a PIL image."""
+    shape = " × ".join(map(str, array.shape)) or "scalar"
+    if array.size == 0:
+        raise VitrailError(f"The given array ({shape}) has no pixels: give at least 1 × 1.")
+    if array.dtype != np.uint8:
+        raise VitrailError(
+            f"The given array holds {array.dtype}, expected uint8 (0…255): convert it to uint8, or give a normalised "
+            "torch tensor (3, H, W)."
+        )
+    grey = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    if grey.ndim != 2 and not (grey.ndim == 3 and grey.shape[2] in (3, 4)):
+        hint = "move the channels last" if array.ndim == 3 and array.shape[0] in (1, 3, 4) else "reshape it"
+        raise VitrailError(f"The given array is {shape}, expected (H, W), (H, W, 3) or (H, W, 4): {hint}.")
+    return Image.fromarray(np.ascontiguousarray(grey))
+
+
+def _images_under(folder: Path) -> list[Path]:
+    """Return the image files below a folder, sorted, without hidden ones."""
+    suffixes = _picture_suffixes()
+
+    def refuse(error: OSError) -> None:
+        raise VitrailError(f"Folder '{error.filename}' cannot be read: {_reason(error)}.") from error
+
+    found = []
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible = (Path(parent, name) for name in files if not name.startswith("."))
+        found += [path for path in visible if path.suffix.lower() in suffixes]
+    return sorted(found)
+
+
+def _picture_suffixes() -> frozenset[str]:
+    """Return the file suffixes of pictures that this Pillow can open."""
+    registered = Image.registered_extensions()
+    return frozenset(suffix for suffix, kind in registered.items() if kind in Image.OPEN) - _NOT_PICTURES
+
+
+def _too_large(name: str, size: str) -> VitrailError:
+    return VitrailError(f"Image {name} has {size}, expected at most {MAX_PIXELS:,}: shrink it first.")
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few words why something failed."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return reason.rstrip(".") or type(error).__name__

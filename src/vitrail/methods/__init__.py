@@ -1,0 +1,1 @@
+"""Methods: a rule and a readout each."""

@@ -1,0 +1,104 @@
+"""Aggregations: PLUS, SkipPLUS and Rollout wrap any method with layers."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields, make_dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from vitrail.engine.trace import Trace
+from vitrail.methods.base import Attribution, Method, TokenMethod
+from vitrail.methods.layerwise import LayerMap, Layerwise, check_layers
+
+
+@dataclass(kw_only=True)
+class Aggregation(TokenMethod):
+    """``SkipPlus.of(DecompX)`` is a method with the parameters of its base and a start layer of its own."""
+
+    start_layer: int | None = None
+
+    base_class: ClassVar[type[Layerwise]]
+    suffix: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+
+    @classmethod
+    def of(cls, base: type[Method]) -> type[Aggregation]:
+        """The aggregation of a base method, as a method class."""
+        own = {"model", "shape", "start_layer"}
+        inherited = [
+            (f.name, f.type, f.default) for f in fields(base) if f.name not in own and f.default is not MISSING
+        ]
+        made = make_dataclass(f"{base.__name__}{cls.__name__}", inherited, bases=(cls,), kw_only=True)
+        made.base_class = base  # type: ignore[attr-defined]
+        made.__doc__ = f"{cls.title} of {base.info.name}."
+        made.info = replace(  # type: ignore[attr-defined]
+            base.info,
+            name=f"{base.info.name}.{cls.suffix}",
+            params=made.parameters(),  # type: ignore[attr-defined]
+            paper=f"{cls.paper}; {base.info.paper}" if base.info.paper else cls.paper,
+            summary=f"{cls.title} of {base.info.name}: {base.info.summary[:1].lower()}{base.info.summary[1:]}",
+        )
+        return made
+
+    @cached_property
+    def base(self) -> Layerwise:
+        names = [f.name for f in fields(self.base_class) if f.name not in ("model", "shape", "start_layer")]
+        params: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return self.base_class(self.model, **params)
+
+    def first_layer(self) -> int:
+        """Where the aggregation starts if ``start_layer`` is not given."""
+        return 0
+
+    def layers(self) -> range:
+        start = self.first_layer() if self.start_layer is None else self.start_layer
+        return check_layers(range(start, self.vit.num_layers), self.vit.num_layers)
+
+
+class Plus(Aggregation):
+    suffix = "plus"
+    title = "sum over all layers"
+    paper = "PLUS (SkipPLUS paper, eq. 3)"
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        layers = self.layers()
+        if isinstance(self.base, LayerMap) and self.base.pools_by_attention:
+            layers = range(layers.start, layers.stop + 1)  # the pool is one more attention layer
+        return self.base.sum_over(layers, images, target, against)
+
+
+class SkipPlus(Plus):
+    suffix = "skipplus"
+    title = "sum over the upper half of the layers"
+    paper = "SkipPLUS, eq. 4"
+
+    def first_layer(self) -> int:
+        return (self.vit.num_layers + 1) // 2  # ⌈L/2⌉
+
+
+class RolloutOf(Aggregation):
+    suffix = "rollout"
+    title = "rollout"
+    paper = "Abnar & Zuidema 2020"
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        assert isinstance(self.base, LayerMap)
+        layers = self.layers()
+        found = self.base.trace(images, target, against, layers)
+        return Attribution(self.on_grid(row_sweep(self.base, found, layers)))
+
+
+AGGREGATORS: dict[str, type[Aggregation]] = {cls.suffix: cls for cls in (Plus, SkipPlus, RolloutOf)}
+
+
+def row_sweep(base: LayerMap, trace: Trace, layers: range) -> Tensor:
+    """ρᵀ ∏ (½I + ½T̄_l) from the last layer down: the read-out row of the rollout, O(n²) per layer (SkipPLUS eq. 2)."""
+    row = base.rho(trace)
+    for layer in reversed(layers):
+        matrix = base.layer_map(trace, layer)
+        matrix = matrix / matrix.sum(-1, keepdim=True)
+        row = 0.5 * row + 0.5 * (row[:, None] @ matrix)[:, 0]
+    return row

@@ -1,0 +1,159 @@
+"""What a method is: a class with captum's verb, registered under a name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.models.view import View
+from vitrail.models.vit import ViT
+
+if TYPE_CHECKING:
+    from vitrail.methods.registry import MethodInfo
+
+Targets = int | str | Sequence[int | str] | Tensor | None
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What a method found: the map (B, h, w), and what it measured on the way, one value per image."""
+
+    map: Tensor
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+
+def _drop_in(attribute: Callable[..., Tensor]) -> Callable[..., Any]:
+    """captum hands tuples over and expects them back; it also reads ``__wrapped__``."""
+
+    @functools.wraps(attribute)
+    def wrapped(self: Method, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(inputs, tuple):
+            if len(inputs) != 1:
+                raise VitrailError(f"a method takes one tensor of images, but got a tuple of {len(inputs)}.")
+            return (attribute(self, inputs[0], *args, **kwargs),)
+        return attribute(self, inputs, *args, **kwargs)
+
+    return wrapped
+
+
+@dataclass
+class Method:
+    """Base of all methods. The fields after ``model`` are the method's parameters.
+
+    ``attribute`` gives a signed map per image on the inputs' device, (B, rows, columns) or, for pixel-level methods,
+    (B, H, W). With ``shape="input"`` it has the inputs' shape, spread evenly over pixels and channels, total unchanged.
+    """
+
+    model: View
+    _: KW_ONLY
+    shape: Literal["map", "input"] = "map"
+
+    info: ClassVar[MethodInfo]
+    multiplies_by_inputs: ClassVar[bool] = True  # captum's contract
+
+    def __post_init__(self) -> None:
+        reason = self.unsupported(self.model)
+        if reason:
+            from vitrail.methods.registry import supported_methods
+
+            able = ", ".join(supported_methods(self.model)) or "none"
+            raise VitrailError(
+                f"{self.info.name} cannot explain {self.model.name}: {reason}. Methods that can: {able}."
+            )
+        if self.shape not in ("map", "input"):
+            raise VitrailError(f'shape must be "map" or "input", but got {self.shape!r}.')
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        """Why this method cannot explain that model; None if it can."""
+        return None
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        """The map of each image of a checked batch; ``target`` (B,)."""
+        raise NotImplementedError
+
+    @property
+    def forward_func(self) -> Callable[[Tensor], Tensor]:
+        """captum's contract: the function that is explained."""
+        return self.model.logits
+
+    def has_convergence_delta(self) -> bool:
+        """captum's contract."""
+        return False
+
+    @_drop_in
+    def attribute(self, inputs: Tensor, target: Targets = None, against: Targets = None) -> Tensor:
+        """Explains a batch (B, 3, H, W); ``target``: a class, one per image, or None for the predicted one."""
+        found = self.explain(inputs, target, against).map.to(inputs.device)
+        if self.shape == "map":
+            return found
+        height, width = inputs.shape[-2:]
+        cells = (height * width * inputs.shape[-3]) / (found.shape[-2] * found.shape[-1])
+        up = torch.nn.functional.interpolate(found[:, None], size=(height, width), mode="nearest-exact")
+        return (up / cells).expand(-1, inputs.shape[-3], -1, -1)
+
+    def explain(self, inputs: Tensor, target: Targets = None, against: Targets = None) -> Attribution:
+        """As ``attribute``, with what was measured on the way."""
+        images = self.model.check_images(inputs.detach()[None] if inputs.ndim == 3 else inputs.detach())
+        if against is not None and not self.info.class_specific:
+            raise VitrailError(f"{self.info.name} is the same for every class: against= has no meaning for it.")
+        classes = predicted(self.model, images) if target is None else pick(self.model, target, len(images), "target")
+        rival = None if against is None else pick(self.model, against, len(images), "against")
+        found = self.run(images, classes.to(images.device), None if rival is None else rival.to(images.device))
+        if not found.map.isfinite().all():
+            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
+        return Attribution(_at_least_single(found.map), {k: _at_least_single(v) for k, v in found.extras.items()})
+
+    @classmethod
+    def parameters(cls) -> dict[str, Any]:
+        """The parameters and their defaults."""
+        return {f.name: f.default for f in fields(cls) if f.name not in ("model", "shape", "base")}
+
+
+class TokenMethod(Method):
+    """A method that looks inside: it needs tokens and blocks."""
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        return None if isinstance(model, ViT) else "it has no fixed tokens (hierarchical)"
+
+    @property
+    def vit(self) -> ViT:
+        assert isinstance(self.model, ViT)
+        return self.model
+
+    def on_grid(self, scores: Tensor) -> Tensor:
+        """Scores of all tokens (B, P + N) → patches on their grid (B, rows, columns)."""
+        return scores[:, self.vit.num_prefix :].unflatten(1, self.vit.grid)
+
+
+def _at_least_single(values: Tensor) -> Tensor:
+    return values.detach().to(torch.promote_types(values.dtype, torch.float32))
+
+
+def predicted(model: View, images: Tensor) -> Tensor:
+    """(B,): the class each image gets."""
+    with torch.no_grad():
+        logits = model.logits(images)
+    if not logits.isfinite().all():
+        raise VitrailError(f"the logits of {model.name} are NaN or infinite: check its weights, or use dtype=float32.")
+    return model.class_scores(logits).argmax(1)
+
+
+def pick(model: View, target: Targets, count: int, what: str) -> Tensor:
+    """Classes as given, (B,): one for all images or one per image."""
+    values = [target] if isinstance(target, int | str) else list(target)  # type: ignore[arg-type]
+    if isinstance(target, Tensor) and target.ndim == 0:
+        values = [target]
+    indices = [model.class_index(value if isinstance(value, str) else int(value)) for value in values]
+    if len(indices) == 1:
+        indices = indices * count
+    if len(indices) != count:
+        raise VitrailError(f"{what} names {len(indices)} classes for {count} images: give one, or one per image.")
+    return torch.tensor(indices)

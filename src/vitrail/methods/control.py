@@ -1,0 +1,33 @@
+"""The control: a map that knows nothing."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vitrail.methods.base import Attribution, Method
+from vitrail.methods.registry import method
+from vitrail.models.vit import ViT
+
+
+@method("random", family="control", class_specific=False, needs="logits", cost=(0, 0), paper="SkipPLUS (baseline)")
+@dataclass(kw_only=True)
+class Random(Method):
+    """Uniform noise on the token grid (on 14×14 cells for a model without tokens), the same for the same image."""
+
+    seed: int = 0
+
+    no_aggregation: ClassVar[str] = "a random map has no layers"
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        grid = self.model.grid if isinstance(self.model, ViT) else (14, 14)
+        return Attribution(torch.stack([self._draw(image, grid) for image in images]).to(images.device))
+
+    def _draw(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
+        # seeded by the picture too, so that a map does not depend on the batch it comes in
+        content = zlib.crc32(image.detach().float().cpu().numpy().tobytes())
+        return torch.rand(grid, generator=torch.Generator().manual_seed(self.seed * 2**32 + content))

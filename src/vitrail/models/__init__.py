@@ -1,0 +1,1 @@
+"""Views of models: any supported network through one interface."""

@@ -1,0 +1,85 @@
+"""Weights from a file: safetensors, or a torch file read without unpickling code."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError
+
+WRAPPERS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
+PREFIXES = ("module.", "_orig_mod.", "model.")
+
+
+def read_state(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name; common wrappers and prefixes are taken off."""
+    path = Path(path)
+    if not path.is_file():
+        raise VitrailError(f"there is no checkpoint file {path}.")
+    values = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    for key in WRAPPERS:
+        inner = values.get(key)
+        if isinstance(inner, Mapping) and any(isinstance(v, Tensor) for v in inner.values()):
+            values = dict(inner)
+            break
+    state = {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
+    if not state:
+        raise VitrailError(f"the checkpoint {path} holds no tensors; its keys are {sorted(map(str, values))[:8]}.")
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def load_state(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Copies every tensor into the module, or lists what does not fit and changes nothing."""
+    own = module.state_dict()
+    missing = [name for name in own if name not in state]
+    unexpected = [name for name in state if name not in own]
+    wrong = [f"{name} {tuple(state[name].shape)}, expected {tuple(own[name].shape)}" for name in own
+             if name in state and state[name].shape != own[name].shape]  # fmt: skip
+    if missing or unexpected or wrong:
+        lists = [("missing", missing), ("not in the model", unexpected), ("of another shape", wrong)]
+        told = "; ".join(f"{len(names)} {what} ({_some(names)})" for what, names in lists if names)
+        raise VitrailError(f"the checkpoint {source} does not fit {type(module).__name__}: {told}.")
+    broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
+    if broken:
+        raise VitrailError(f"the checkpoint {source} holds NaN or infinite values in {_some(broken)}.")
+    module.load_state_dict(dict(state))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise VitrailError(f"{path} is not a readable safetensors file: {error}.") from None
+
+
+def _read_torch(path: Path) -> dict[str, Any]:
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise VitrailError(
+            f"{path} holds pickled Python objects besides its tensors, which vitrail does not run. If you trust it, "
+            f"convert it once:\n  state = torch.load({str(path)!r}, weights_only=False)['state_dict']\n"
+            f"  torch.save(state, 'weights.pth')\n({str(error).splitlines()[0]})"
+        ) from None
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise VitrailError(f"{path} is not a readable torch checkpoint: {str(error).splitlines()[0]}.") from None
+    if isinstance(values, Mapping):
+        return dict(values)
+    raise VitrailError(
+        f"{path} holds a {type(values).__name__}: expected a mapping of names to tensors (a state_dict)."
+    )

@@ -1,0 +1,216 @@
+"""Hugging Face Vision Transformers in canonical form: ViT, DeiT, DINOv2 (± registers), BEiT, CLIP, SigLIP, DINOv3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models import parts
+from vitrail.models.translate import (
+    activation,
+    gamma,
+    head_of,
+    linear,
+    needed_norm,
+    norm,
+    positions,
+    prefix_tokens,
+    refuse,
+)
+
+# Classifier class → how its head pools.
+CLASSIFIERS: dict[str, parts.PoolKind] = {
+    "ViTForImageClassification": "token",
+    "DeiTForImageClassification": "token",
+    "DeiTForImageClassificationWithTeacher": "pair",
+    "Dinov2ForImageClassification": "token_and_mean",
+    "Dinov2WithRegistersForImageClassification": "token_and_mean",
+    "BeitForImageClassification": "mean",
+    "CLIPForImageClassification": "mean",
+    "SiglipForImageClassification": "mean",
+}
+BACKBONES = (
+    "ViTModel",
+    "DeiTModel",
+    "Dinov2Model",
+    "Dinov2WithRegistersModel",
+    "BeitModel",
+    "CLIPVisionModel",
+    "SiglipVisionModel",
+    "DINOv3ViTModel",
+)
+NETWORKS = (*CLASSIFIERS, *BACKBONES)
+HIERARCHICAL = ("SwinForImageClassification", "Swinv2ForImageClassification")
+
+
+def is_huggingface(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("transformers.") and hasattr(module, "config")
+
+
+def describe(
+    module: Any, size: tuple[int, int], head: nn.Module | None = None, pool: str | None = None
+) -> parts.Architecture:
+    """The canonical form of a Hugging Face network whose input is ``size`` (H, W)."""
+    kind = type(module).__name__
+    if kind not in CLASSIFIERS and not (kind in BACKBONES and head is not None):
+        why = (
+            "it has no classification head: give head= and pool="
+            if kind in BACKBONES
+            else "it is not a known classifier"
+        )
+        raise refuse(module, why)
+    backbone = _backbone(module)
+    embedding = _embedding(backbone, size)
+    grid = (size[0] // embedding.weight.shape[-2], size[1] // embedding.weight.shape[-1])
+    rope, shared = _rope(backbone, size, embedding.weight), _shared_bias(backbone, grid)
+    blocks = tuple(_block(layer, rope, shared, grid) for layer in _layers(backbone))
+    final = _final_norm(backbone)
+    own = _head(module, backbone, final) if head is None else None
+    return parts.Architecture(embedding, blocks, head_of(head, pool, final, own))
+
+
+def native_size(module: Any) -> tuple[int, int]:
+    config = _backbone(module).config
+    size = config.image_size
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def takes_other_sizes(module: Any) -> bool:
+    """Whether positions can be interpolated; a relative bias is tied to its window here."""
+    backbone = _backbone(module)
+    return hasattr(backbone.embeddings, "interpolate_pos_encoding") or hasattr(backbone, "rope_embeddings")
+
+
+def _backbone(module: Any) -> Any:
+    for name in ("vit", "deit", "dinov2", "dinov2_with_registers", "beit", "vision_model"):
+        if hasattr(module, name):
+            return getattr(module, name)
+    return module
+
+
+def _first(module: Any, *names: str) -> Any:
+    """The first of several attributes that a module has: families differ in names only."""
+    for name in names:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise refuse(module, f"none of its parts {', '.join(names)} is there; this needs transformers 5")
+
+
+def _layers(backbone: Any) -> Any:
+    holder = backbone if hasattr(backbone, "layers") else _first(backbone, "encoder", "model")
+    return _first(holder, "layers", "layer")
+
+
+def _embedding(backbone: Any, size: tuple[int, int]) -> parts.Embedding:
+    source = backbone.embeddings
+    conv = _first(source, "patch_embeddings", "patch_embedding")
+    conv = conv.projection if hasattr(conv, "projection") else conv
+    tokens = [getattr(source, name, None) for name in ("cls_token", "class_embedding", "distillation_token")]
+    positioned = [t for t in tokens if t is not None]  # all of these have an entry in the position table
+    registers = getattr(source, "register_tokens", None)
+    found = [*positioned, *([] if registers is None else [registers])]
+    prefix = prefix_tokens(*found) if found else conv.weight.detach().new_zeros(0, conv.out_channels)
+    count = (size[0] // conv.kernel_size[0]) * (size[1] // conv.kernel_size[1])
+    table = _position_table(source, conv.weight, len(positioned), count, size)
+    if table is not None and registers is not None:  # registers stand after the class token and have no position
+        gap = table.new_zeros(1, registers.shape[1], table.shape[-1])
+        table = torch.cat([table[:, : len(positioned)], gap, table[:, len(positioned) :]], dim=1)
+    return parts.Embedding(
+        conv.weight.detach(),
+        None if conv.bias is None else conv.bias.detach(),
+        prefix,
+        positions(table, prefix.shape[0], count),
+        None,
+        norm(getattr(backbone, "pre_layrnorm", None)),
+    )
+
+
+def _position_table(source: Any, like: Tensor, extra: int, count: int, size: tuple[int, int]) -> Tensor | None:
+    """(1, tokens with a position, d), interpolated by the model's own rule where the size is not its native one."""
+    embedding = getattr(source, "position_embedding", None)
+    table = embedding.weight[None] if embedding is not None else getattr(source, "position_embeddings", None)
+    if table is None:
+        return None
+    table = table.detach()
+    own = getattr(source, "image_size", None)
+    own = (own, own) if isinstance(own, int) else own
+    if (own is not None and tuple(own) == size) or not hasattr(source, "interpolate_pos_encoding"):
+        return table
+    with torch.no_grad():
+        probe = like.new_zeros(1, count + extra, table.shape[-1])
+        return source.interpolate_pos_encoding(probe, *size).detach()  # type: ignore[no-any-return]
+
+
+def _rope(backbone: Any, size: tuple[int, int], like: Tensor) -> parts.Rope | None:
+    source = getattr(backbone, "rope_embeddings", None)
+    if source is None:
+        return None
+    # in training mode the coordinates are augmented at random: read them as in evaluation
+    training, source.training = source.training, False
+    try:
+        with torch.no_grad():
+            cos, sin = source(like.new_zeros(1, 3, *size))
+    finally:
+        source.training = training
+    return parts.Rope(sin, cos, half=True)
+
+
+def _shared_bias(backbone: Any, grid: tuple[int, int]) -> Tensor | None:
+    return _relative_bias(getattr(backbone, "shared_position_bias", None), grid)
+
+
+def _relative_bias(source: Any, grid: tuple[int, int]) -> Tensor | None:
+    """(heads, n, n)"""
+    if source is None:
+        return None
+    with torch.no_grad():
+        return source(grid)[0].detach()  # type: ignore[no-any-return]
+
+
+def _block(layer: Any, rope: parts.Rope | None, shared: Tensor | None, grid: tuple[int, int]) -> parts.Block:
+    own = _relative_bias(getattr(layer, "relative_position_bias", None), grid)
+    bias = own if shared is None else shared if own is None else own + shared
+    return parts.Block(
+        needed_norm(_first(layer, "layernorm_before", "norm1", "layer_norm1")),
+        _attention(_first(layer, "attention", "self_attn"), rope, bias),
+        needed_norm(_first(layer, "layernorm_after", "norm2", "layer_norm2")),
+        _mlp(layer.mlp),
+        gamma(getattr(layer, "lambda_1", getattr(layer, "layer_scale1", None))),
+        gamma(getattr(layer, "lambda_2", getattr(layer, "layer_scale2", None))),
+    )
+
+
+def _attention(attention: Any, rope: parts.Rope | None, bias: Tensor | None) -> parts.Attention:
+    heads = _first(attention, "num_attention_heads", "num_heads")
+    q, k, v = (linear(getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj"))
+    scale = float(_first(attention, "scaling", "scale"))
+    return parts.Attention(heads, q, k, v, linear(_first(attention, "o_proj", "out_proj")), scale, rope=rope, bias=bias)
+
+
+def _mlp(mlp: Any) -> parts.Mlp:
+    act = activation(_first(mlp, "activation_fn", "act_fn"))
+    if hasattr(mlp, "gate_proj"):
+        return parts.Mlp(linear(mlp.gate_proj), linear(mlp.down_proj), act, linear(mlp.up_proj))
+    return parts.Mlp(linear(_first(mlp, "fc1", "up_proj")), linear(_first(mlp, "fc2", "down_proj")), act)
+
+
+def _final_norm(backbone: Any) -> parts.Norm | None:
+    """The norm of the last hidden state; CLIP has none (its post-norm sees only the pooled class token)."""
+    if type(backbone).__name__ == "CLIPVisionModel":
+        return None
+    return norm(_first(backbone, "layernorm", "norm", "post_layernorm"))
+
+
+def _head(module: Any, backbone: Any, final: parts.Norm | None) -> parts.Head:
+    kind = CLASSIFIERS[type(module).__name__]
+    if kind == "pair":
+        return parts.Head(final, kind, (linear(module.cls_classifier), linear(module.distillation_classifier)))
+    if not isinstance(module.classifier, nn.Linear):
+        raise refuse(module, "it has no classification head (num_labels is 0)")
+    pooled = None
+    if type(module).__name__ == "BeitForImageClassification":
+        pooled = norm(backbone.pooler.layernorm)
+        kind = "mean" if backbone.config.use_mean_pooling else "token"
+    return parts.Head(final, kind, (linear(module.classifier),), pooled)

@@ -1,0 +1,67 @@
+"""Names of classes: from a list, a file, or the ImageNet lists that timm ships."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitrail.errors import VitrailError
+
+
+def read_labels(given: Sequence[str] | Mapping[Any, str] | str | Path, count: int) -> tuple[str, ...]:
+    """Class names in order, from a sequence, a mapping index → name, or a text (one per line) or JSON file."""
+    source = f"the file {given}" if isinstance(given, str | Path) else "labels"
+    values = _read_file(Path(given)) if isinstance(given, str | Path) else given
+    if isinstance(values, Mapping):
+        try:
+            ordered = {int(index): str(name) for index, name in values.items()}
+        except ValueError:
+            raise VitrailError(
+                f"{source} maps {next(iter(values))!r} to a name: expected class numbers as keys."
+            ) from None
+        if sorted(ordered) != list(range(len(ordered))):
+            raise VitrailError(f"{source} must name the classes 0…{count - 1}, each once.")
+        values = [ordered[i] for i in range(len(ordered))]
+    names = tuple(str(name).strip() for name in values)
+    if len(names) != count:
+        raise VitrailError(f"{source} has {len(names)} names, but the model has {count} classes.")
+    return names
+
+
+def _read_file(path: Path) -> Sequence[str] | Mapping[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise VitrailError(f"cannot read the labels file {path}: {error}. Expected text, one name per line.") from None
+    if path.suffix.lower() != ".json":
+        return [line for line in text.splitlines() if line.strip()]
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise VitrailError(f"the labels file {path} is not valid JSON: {error}.") from None
+    if not isinstance(values, list | dict):
+        raise VitrailError(f"the labels file {path} must hold a list of names or a mapping number → name.")
+    return values
+
+
+def imagenet_labels(module: nn.Module, count: int) -> tuple[str, ...] | None:
+    """The names of a model trained on an ImageNet subset that timm knows, else None."""
+    if count < 1000:
+        return None
+    from timm.data import infer_imagenet_subset
+
+    subset = "imagenet-1k" if count == 1000 else infer_imagenet_subset(module)
+    return None if subset is None else _timm_labels(subset, count)
+
+
+@lru_cache(maxsize=4)
+def _timm_labels(subset: str, count: int) -> tuple[str, ...] | None:
+    from timm.data import ImageNetInfo
+
+    names = ImageNetInfo(subset).label_descriptions()
+    return tuple(names) if len(names) == count else None

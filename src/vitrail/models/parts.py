@@ -1,0 +1,131 @@
+"""The canonical parts of a Vision Transformer: plain descriptions that hold the model's own weights.
+
+Every adapter translates its library's modules into these; the engine knows nothing else.
+Tensors are detached views of the live parameters: no graph ever reaches the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """LayerNorm, or RMSNorm (no mean, no shift); affine or not."""
+
+    width: int
+    eps: float
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    rms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """``x @ weight.T + bias`` with weight (out, in)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position tables of the patches, (N, head width) or (heads, N, head width)."""
+
+    sin: Tensor
+    cos: Tensor
+    half: bool  # the second half of the width is the partner of the first (else: odd of even)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Multi-head attention; ``bias`` (heads, n, n) is added to the scores, ``norm`` stands before ``proj``."""
+
+    heads: int
+    q: Linear
+    k: Linear
+    v: Linear
+    proj: Linear
+    scale: float
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    rope: Rope | None = None
+    bias: Tensor | None = None
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """``fc2(norm(act(fc1(x))))``, or with ``up``: ``fc2(norm(act(fc1(x)) * up(x)))``."""
+
+    fc1: Linear
+    fc2: Linear
+    activation: Activation
+    up: Linear | None = None
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Pre-norm residual block: ``x + s1·attention(norm1 x)``, then ``x + s2·mlp(norm2 x)``."""
+
+    norm1: Norm
+    attention: Attention
+    norm2: Norm
+    mlp: Mlp
+    scale1: Tensor | None = None
+    scale2: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Patch convolution, prefix tokens (P, d), positions (P + N, d) and an optional norm after them."""
+
+    weight: Tensor  # (d, channels, patch height, patch width)
+    bias: Tensor | None
+    prefix: Tensor
+    positions: Tensor | None = None
+    patch_norm: Norm | None = None
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPool:
+    """One learned query attends to the patches; its output passes one more residual MLP."""
+
+    query: Tensor  # (1, d): the latent, not yet projected
+    attention: Attention
+    norm: Norm | None
+    mlp: Mlp | None
+
+
+PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """From the last block to the logits: final norm, pooling, norm of the pooled vector, linear head(s).
+
+    ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits.
+    """
+
+    norm: Norm | None
+    pool: PoolKind
+    linears: tuple[Linear, ...]
+    pooled_norm: Norm | None = None
+    include_prefix: bool = False
+    attention_pool: AttentionPool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A whole network, from the image to the logits."""
+
+    embedding: Embedding
+    blocks: tuple[Block, ...]
+    head: Head

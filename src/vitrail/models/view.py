@@ -1,0 +1,139 @@
+"""What every view of a model offers: names, preprocessing, logits, probabilities, classes."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from vitrail.preprocessing import Preprocess
+
+Output = Literal["softmax", "sigmoid"]
+
+
+@dataclass(eq=False)
+class View:
+    """A model seen from outside. Subclasses: ``ViT`` (tokens and blocks) and ``Hierarchical`` (features only).
+
+    ``spec`` holds the arguments of the ``load`` call that made it, so that a saved explanation can find it again.
+    """
+
+    module: nn.Module
+    name: str
+    preprocessing: Preprocess
+    labels: Sequence[str] | None = None
+    output: Output = "softmax"
+    spec: dict[str, Any] | None = None
+    note: str = field(default="", kw_only=True)  # one sentence a user should see, e.g. "random weights"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(H, W) of the model input."""
+        return self.preprocessing.size
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
+
+    @property
+    def num_outputs(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def num_classes(self) -> int:
+        """A head with one output has two classes: no and yes."""
+        return max(2, self.num_outputs)
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """An upright RGB picture → (C, H, W), as the model was trained to see it."""
+        return self.preprocessing(image)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) normalised → the model's own logits."""
+        raise NotImplementedError
+
+    def check_images(self, images: Tensor) -> Tensor:
+        """The batch on the model's device and in its precision, or an error that says what is wrong."""
+        if images.ndim != 4 or tuple(images.shape[1:]) != (3, *self.size):
+            raise VitrailError(
+                f"{self.name} takes normalised images of shape (B, 3, {self.size[0]}, {self.size[1]}), "
+                f"but got {tuple(images.shape)}. Use model.preprocess(image), or load the model with img_size=."
+            )
+        return images.to(self.device, self.dtype)
+
+    def class_scores(self, logits: Tensor) -> Tensor:
+        """(B, C) logits, one column per class: a head with one output z has the classes −z and +z."""
+        return torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Softmax, or sigmoid for one-output and multi-label heads, in fp32 or better."""
+        scores = self.class_scores(logits)
+        scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        return scores.sigmoid() if self.output == "sigmoid" or logits.shape[1] == 1 else scores.softmax(1)
+
+    def score(self, logits: Tensor, target: Tensor | None, against: Tensor | None, output: str) -> Tensor:
+        """(B,): the explained number, z_target or p_target, minus that of ``against`` where given."""
+        if output not in ("logit", "probability"):
+            raise VitrailError(f'output must be "logit" or "probability", but got {output!r}.')
+        values = self.class_scores(logits) if output == "logit" else self.probabilities(logits)
+        if target is None:
+            target = values.detach().argmax(1)
+        y = values.gather(1, target[:, None].to(values.device))[:, 0]
+        return y if against is None else y - values.gather(1, against[:, None].to(values.device))[:, 0]
+
+    def label(self, index: int) -> str:
+        """The name of a class, or "class 17"."""
+        return self.labels[index] if self.labels is not None else f"class {index}"
+
+    def class_index(self, target: int | str) -> int:
+        """A class by number, by name, by one of its synonyms or by a prefix that only it has."""
+        if isinstance(target, str) and target.lstrip("+-").isdecimal():
+            target = int(target)
+        if not isinstance(target, str):
+            if not 0 <= int(target) < self.num_classes:
+                raise VitrailError(f"there is no class {target} in {self.name}: expected 0…{self.num_classes - 1}.")
+            return int(target)
+        if self.labels is None:
+            raise VitrailError(f"{self.name} has no class names: give a number 0…{self.num_classes - 1}, or labels=.")
+        wanted = target.strip().lower()
+        names = [[part.strip().lower() for part in label.split(",")] for label in self.labels]
+        for fits in (
+            [i for i, label in enumerate(self.labels) if label.lower() == wanted],
+            [i for i, parts in enumerate(names) if wanted in parts],
+            [i for i, parts in enumerate(names) if wanted and any(part.startswith(wanted) for part in parts)],
+        ):
+            if len(fits) == 1:
+                return fits[0]
+            if fits:
+                some = "; ".join(f"{i}: {self.labels[i]}" for i in fits[:6])
+                raise VitrailError(f"{target!r} fits {len(fits)} classes ({some}…): give a longer name or the number.")
+        close = difflib.get_close_matches(wanted, [part for parts in names for part in parts], n=4, cutoff=0.5)
+        hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+        raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
+
+    def fingerprint(self) -> str:
+        """A hash of every parameter and buffer: two views with the same one give the same logits."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, tensor in sorted(self.module.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> View:
+        """Moves the model (in place, as torch does) and returns the view."""
+        self.module.to(device=device, dtype=dtype)
+        return self

@@ -1,0 +1,102 @@
+"""The view of a Vision Transformer: tokens in, logits out, its blocks in canonical form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitrail.engine.ops import Walk
+from vitrail.errors import VitrailError
+from vitrail.models.parts import Architecture, Block
+from vitrail.models.view import View
+
+
+@dataclass(eq=False)
+class ViT(View):
+    """Any supported Vision Transformer through one interface.
+
+    ``describe`` reads the module anew each time, so a view always follows its model's present weights.
+    """
+
+    describe: Callable[[], Architecture] = field(kw_only=True)
+
+    def architecture(self) -> Architecture:
+        """The network as canonical parts."""
+        return self.describe()
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.architecture().blocks
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.architecture().head.linears[0].weight.shape[0]
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens that are no patch: class, distillation, registers."""
+        return self.architecture().embedding.prefix.shape[0]
+
+    @property
+    def patch_size(self) -> tuple[int, int]:
+        height, width = self.architecture().embedding.weight.shape[-2:]
+        return height, width
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches."""
+        return self.size[0] // self.patch_size[0], self.size[1] // self.patch_size[1]
+
+    @property
+    def pools_patches(self) -> bool:
+        """Whether the head needs at least one patch."""
+        return self.architecture().head.pool not in ("token", "pair")
+
+    def logits(self, images: Tensor) -> Tensor:
+        return self.encode(self.embed(images))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) normalised → x_0 (B, P + N, d): after positions, prefix tokens and any norm before the blocks."""
+        return Walk(self.architecture()).embed(self.check_images(images))
+
+    def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """x_0 → logits, with only some of the patches present.
+
+        Args:
+            tokens: (B, P + N, d) from ``embed``; a batch of one serves every row of ``keep``.
+            keep: (B, k) grid indices of the patches that stay, a different set per image; None = all of them.
+        """
+        parts = self.architecture()
+        if keep is None:
+            return Walk(parts).encode(tokens)
+        prefix, patches = parts.embedding.prefix.shape[0], tokens.shape[1] - parts.embedding.prefix.shape[0]
+        keep = self._check_keep(keep.to(tokens.device), tokens.shape[0], patches)
+        tokens = tokens.expand(keep.shape[0], -1, -1)
+        index = keep[..., None].expand(-1, -1, tokens.shape[-1])
+        present = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, index)], dim=1)
+        return Walk(parts, keep=keep).encode(present)
+
+    def readout(self, images: Tensor) -> Tensor:
+        """ρ (B, P + N): the share of each token in what the head pools."""
+        from vitrail.engine.trace import trace
+
+        return trace(self, images, keep=()).readout
+
+    def _check_keep(self, keep: Tensor, batch: int, patches: int) -> Tensor:
+        keep = keep[None].expand(batch, -1) if keep.ndim == 1 else keep
+        if keep.ndim != 2 or keep.dtype not in (torch.int64, torch.int32) or (batch != 1 and keep.shape[0] != batch):
+            raise VitrailError(
+                f"keep must hold patch numbers of shape ({batch}, k), but got {keep.dtype} {tuple(keep.shape)}."
+            )
+        if keep.numel() and not (0 <= int(keep.min()) and int(keep.max()) < patches):
+            raise VitrailError(f"keep holds patch numbers outside 0…{patches - 1}.")
+        if keep.shape[1] == 0 and self.pools_patches:
+            raise VitrailError(f"no patch is left, but the head of {self.name} pools patches: keep at least one.")
+        return keep.long()

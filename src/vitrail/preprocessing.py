@@ -1,0 +1,326 @@
+"""How a model sees an image: resize, crop and normalise exactly as its own library does, and undo it.
+
+Agreement with the libraries, same image: timm and torchvision 1e-6; Hugging Face 1e-5 (its processors fold the
+division by 255 into the mean). Only a shape so extreme that the resized image would exceed 64 million pixels is
+sampled directly inside the crop instead; single 8-bit steps may then differ.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+
+Triple: TypeAlias = tuple[float, float, float]
+Box: TypeAlias = tuple[float, float, float, float]
+Interpolation: TypeAlias = Literal["bicubic", "bilinear", "nearest", "lanczos"]
+Fit: TypeAlias = Literal["crop", "squash", "border"]
+Arithmetic: TypeAlias = Literal["torchvision", "hf_pil", "hf_torchvision", "hf_torchvision_float"]
+
+IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
+IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+
+_MAX_RESIZED_PIXELS = 64_000_000
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """The steps from an RGB picture to a model input.
+
+    `size` is the (height, width) of the input. `fit` "crop" scales the shorter edge and cuts the middle, "squash"
+    ignores the aspect ratio, "border" scales the longer edge and pads. The image is scaled to `size / crop_pct`, or
+    to `resize`: the shorter edge for "crop", (height, width) for "squash".
+    `arithmetic` names the code whose rounding is copied ("torchvision" is timm's too).
+    """
+
+    size: tuple[int, int]
+    mean: Triple = IMAGENET_MEAN
+    std: Triple = IMAGENET_STD
+    interpolation: Interpolation = "bicubic"
+    fit: Fit = "crop"
+    crop_pct: float = 1.0
+    resize: int | tuple[int, int] | None = None
+    arithmetic: Arithmetic = "torchvision"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("interpolation", Interpolation), ("fit", Fit), ("arithmetic", Arithmetic)):
+            if getattr(self, name) not in get_args(kind):
+                raise _wrong(name, getattr(self, name), "one of " + ", ".join(get_args(kind)))
+        if not _is_size(self.size):
+            raise _wrong("size", self.size, "a positive (height, width)")
+        if len(self.mean) != 3 or not all(map(math.isfinite, self.mean)):
+            raise _wrong("mean", self.mean, "three numbers, one per colour")
+        if len(self.std) != 3 or not all(math.isfinite(value) and value > 0 for value in self.std):
+            raise _wrong("std", self.std, "three positive numbers, one per colour")
+        if not 0 < self.crop_pct < math.inf:
+            raise _wrong("crop_pct", self.crop_pct, "a positive number, usually 0.875 to 1")
+        expected = {"crop": _is_edge(self.resize), "squash": _is_size(self.resize), "border": False}
+        if self.resize is not None and not expected[self.fit]:
+            raise _wrong("resize", self.resize, 'an edge for fit="crop", (height, width) for "squash", else None')
+
+    @classmethod
+    def from_timm(cls, data_config: Mapping[str, Any]) -> "Preprocess":
+        """Read timm's `resolve_model_data_config(model)`; the result equals timm's evaluation transform."""
+        channels, height, width = data_config["input_size"]
+        if channels != 3:
+            raise VitrailError(
+                f"The model takes {channels} colour channels, expected 3: only RGB models are supported."
+            )
+        mode = data_config.get("crop_mode") or "center"
+        # timm's own default for a missing crop_pct, and its fallback for an unknown crop mode.
+        crop_pct = data_config.get("crop_pct") or 0.875
+        fit: Fit = mode if mode in ("squash", "border") else "crop"
+        interpolation = data_config.get("interpolation", "bicubic")
+        scaled = [math.floor(edge / crop_pct) for edge in (height, width)]
+        if fit == "crop" and scaled[0] != scaled[1]:
+            # timm does not pass its interpolation on to the resize of non-square inputs.
+            interpolation = "bilinear"
+        return cls(
+            (height, width),
+            _triple(data_config.get("mean", IMAGENET_MEAN)),
+            _triple(data_config.get("std", IMAGENET_STD)),
+            interpolation,
+            fit,
+            crop_pct,
+        )
+
+    @classmethod
+    def from_torchvision(cls, transforms: Any) -> "Preprocess":
+        """Read the `weights.transforms()` object of a torchvision classifier."""
+        try:
+            crop, resize = list(transforms.crop_size), list(transforms.resize_size)
+            mean, std, interpolation = transforms.mean, transforms.std, transforms.interpolation.value
+        except (AttributeError, TypeError) as error:
+            raise VitrailError(
+                f"Cannot read transforms of class {type(transforms).__name__}: expected the `weights.transforms()` of a "
+                "torchvision classifier."
+            ) from error
+        size = (crop[0], crop[-1])
+        exact = len(resize) == 2
+        return cls(
+            size,
+            _triple(mean),
+            _triple(std),
+            interpolation,
+            "squash" if exact else "crop",
+            resize=(resize[0], resize[1]) if exact else resize[0],
+        )
+
+    @classmethod
+    def from_huggingface(cls, processor: Any, image_size: int | tuple[int, int] | None = None) -> "Preprocess":
+        """Read a Hugging Face image processor.
+
+        Args:
+            processor: The image processor, of either backend (PIL or torchvision).
+            image_size: The model's input (height, width), used where the processor does not fix one.
+        """
+        config: dict[str, Any] = processor.to_dict()
+        if config.get("do_pad"):
+            raise VitrailError(f"{type(processor).__name__} pads its images (do_pad), which is not supported.")
+        size, fit, resize = _huggingface_geometry(config, type(processor).__name__, image_size)
+        mean, std = _huggingface_colours(config)
+        resample = config.get("resample")
+        return cls(
+            size,
+            mean,
+            std,
+            cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
+            fit,
+            resize=resize,
+            arithmetic=_huggingface_arithmetic(processor),
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
+        """Rebuild from `to_dict`, also after a round trip through JSON."""
+        names = {field.name for field in fields(cls)}
+        if not names >= values.keys() >= {"size"}:
+            raise VitrailError(
+                f"Preprocessing has the keys {sorted(values)}, expected size and others of {sorted(names)}."
+            )
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as values that JSON can hold."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Turn an RGB image into the normalised model input, float32 (3, height, width)."""
+        rgb = image if image.mode == "RGB" else image.convert("RGB")
+        return self.normalise(self._fitted(rgb))
+
+    def box(self, image_size: tuple[int, int]) -> Box:
+        """Return the (left, top, right, bottom) that the model input covers, in pixels of the original image.
+
+        Args:
+            image_size: (width, height) of the original. The box exceeds it where the input is padded.
+        """
+        (width, height), (scaled_width, scaled_height) = image_size, self._scaled_size(image_size)
+        left, top = self._corner((scaled_width, scaled_height))
+        across, down = width / scaled_width, height / scaled_height
+        return left * across, top * down, (left + self.size[1]) * across, (top + self.size[0]) * down
+
+    def normalise(self, rgb: Tensor) -> Tensor:
+        """Normalise colours in 0…1, (…, 3, H, W)."""
+        return (rgb - self._column(self.mean, rgb)) / self._column(self.std, rgb)
+
+    def denormalise(self, tensor: Tensor) -> Image.Image:
+        """Turn a normalised (3, H, W) tensor back into a picture."""
+        if tensor.ndim != 3 or tensor.shape[0] != 3:
+            raise VitrailError(f"A tensor of shape {tuple(tensor.shape)} was given, expected one image (3, H, W).")
+        values = tensor.detach().to("cpu", torch.float32)
+        rgb = values * self._column(self.std, values) + self._column(self.mean, values)
+        return Image.fromarray((rgb.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy())
+
+    @staticmethod
+    def _column(triple: Triple, like: Tensor) -> Tensor:
+        return torch.tensor(triple, dtype=like.dtype, device=like.device).view(3, 1, 1)
+
+    def _scaled_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Return the (width, height) of the whole image after scaling, before the crop."""
+        width, height = image_size
+        target_height, target_width = (math.floor(edge / self.crop_pct) for edge in self.size)
+        if self.fit == "squash":
+            if isinstance(self.resize, tuple):
+                target_height, target_width = self.resize
+            return target_width, target_height
+        edge = self.resize if isinstance(self.resize, int) else target_height
+        if self.fit == "crop" and (self.resize is not None or target_height == target_width):
+            if width <= height:
+                return edge, int(edge * height / width)
+            return int(edge * width / height), edge
+        ratios = height / target_height, width / target_width
+        ratio = max(ratios) if self.fit == "border" else min(ratios)
+        return max(1, round(width / ratio)), max(1, round(height / ratio))
+
+    def _corner(self, scaled_size: tuple[int, int]) -> tuple[int, int]:
+        """Return the (left, top) of the model input in the scaled image, negative where it is padded."""
+        margins = scaled_size[0] - self.size[1], scaled_size[1] - self.size[0]
+        if self.arithmetic == "hf_pil":
+            return margins[0] // 2, margins[1] // 2
+        if self.arithmetic == "torchvision":
+            left, top = (round(margin / 2) if margin > 0 else int(margin / 2) for margin in margins)
+            return left, top
+        return int(margins[0] / 2), int(margins[1] / 2)
+
+    def _fitted(self, image: Image.Image) -> Tensor:
+        """Scale, crop and pad: colours in 0…1, (3, height, width)."""
+        scaled_size = self._scaled_size(image.size)
+        left, top = self._corner(scaled_size)
+        height, width = self.size
+        if scaled_size[0] * scaled_size[1] > _MAX_RESIZED_PIXELS:
+            seen = self._sampled_inside(image, scaled_size, left, top)
+        else:
+            scaled = self._scaled(image, scaled_size)
+            seen = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+        if seen.shape[1:] == (height, width):
+            return seen
+        canvas = torch.zeros(3, height, width)
+        if self.fit == "border":
+            canvas += torch.tensor([round(255 * value) for value in self.mean]).view(3, 1, 1) / 255
+        rows, columns = max(-top, 0), max(-left, 0)
+        canvas[:, rows : rows + seen.shape[1], columns : columns + seen.shape[2]] = seen
+        return canvas
+
+    def _scaled(self, image: Image.Image, size: tuple[int, int]) -> Tensor:
+        if self.arithmetic in ("torchvision", "hf_pil"):
+            return _to_tensor(image.resize(size, Image.Resampling[self.interpolation.upper()]))
+        from torchvision.transforms.v2 import functional
+
+        mode = "nearest-exact" if self.interpolation == "nearest" else self.interpolation
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        if self.arithmetic == "hf_torchvision_float":
+            pixels = pixels / 255
+        interpolation = _torchvision_interpolation(mode)
+        scaled: Tensor = functional.resize(pixels, [size[1], size[0]], interpolation=interpolation, antialias=True)
+        return scaled if scaled.is_floating_point() else scaled / 255
+
+    def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
+        """Sample only the part of a huge scaled image that the crop shows."""
+        right, bottom = min(left + self.size[1], scaled_size[0]), min(top + self.size[0], scaled_size[1])
+        left, top = max(left, 0), max(top, 0)
+        across, down = image.width / scaled_size[0], image.height / scaled_size[1]
+        box = (left * across, top * down, min(right * across, image.width), min(bottom * down, image.height))
+        method = Image.Resampling[self.interpolation.upper()]
+        return _to_tensor(image.resize((right - left, bottom - top), method, box=box))
+
+
+def _to_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+
+
+def _torchvision_interpolation(name: str) -> Any:
+    from torchvision.transforms import InterpolationMode
+
+    return InterpolationMode(name)
+
+
+def _huggingface_geometry(
+    config: Mapping[str, Any], name: str, image_size: int | tuple[int, int] | None
+) -> tuple[tuple[int, int], Fit, int | tuple[int, int] | None]:
+    """Return (input size, fit, resize) of an image processor's configuration."""
+    model_size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    crop = _pair(config.get("crop_size")) if config.get("do_center_crop") else None
+    resize = config.get("size") if config.get("do_resize", True) else None
+    exact, shortest = _pair(resize), (resize or {}).get("shortest_edge")
+    size = crop or exact or model_size
+    if size is None or (resize is None and crop is not None) or (resize or {}).get("longest_edge"):
+        raise VitrailError(
+            f"{name} (size {resize}, crop {crop}) does not lead to inputs of one size: "
+            "set its size to height and width, or to shortest_edge with a center crop."
+        )
+    if exact is None and shortest is not None:
+        return size, "crop", int(shortest)
+    return size, "squash", exact
+
+
+def _huggingface_colours(config: Mapping[str, Any]) -> tuple[Triple, Triple]:
+    """Return the (mean, std) that act on colours in 0…1 as the processor's rescaling and normalisation do."""
+    scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if config.get("do_normalize", True):
+        mean, std = _triple(config["image_mean"]), _triple(config["image_std"])
+    # Rounded so that the usual 255 · (1/255) leaves the published numbers as they are.
+    scale = round(scale, 12)
+    return _triple([value / scale for value in mean]), _triple([value / scale for value in std])
+
+
+def _huggingface_arithmetic(processor: Any) -> Arithmetic:
+    if getattr(processor, "backend", "pil") == "pil":
+        return "hf_pil"
+    # DINOv3's processor alone divides by 255 before it resizes.
+    return "hf_torchvision_float" if type(processor).__name__.startswith("DINOv3") else "hf_torchvision"
+
+
+def _pair(size: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    if size and size.get("height") and size.get("width"):
+        return int(size["height"]), int(size["width"])
+    return None
+
+
+def _triple(values: Any) -> Triple:
+    """Return three floats from three numbers, or from one for all colours."""
+    numbers = [float(value) for value in values] if np.iterable(values) else [float(values)]
+    if len(numbers) == 1:
+        numbers *= 3
+    if len(numbers) != 3:
+        raise _wrong("mean or std", values, "three numbers, one per colour")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _is_edge(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(_is_edge(edge) for edge in value)
+
+
+def _wrong(name: str, value: object, expected: str) -> VitrailError:
+    return VitrailError(f"Preprocessing has {name} = {value!r}, expected {expected}.")

@@ -1,0 +1,1 @@
+"""Heatmaps and pictures."""

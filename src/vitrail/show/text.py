@@ -1,0 +1,97 @@
+"""Text on pictures: fitted to the room there is."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import ImageDraw, ImageFont
+
+LINE_HEIGHT = 1.3
+
+_BASIC = ImageFont.Layout.BASIC
+_KEPT_AT_END = 10
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Lines of text that fit a given width, in one font."""
+
+    lines: tuple[str, ...]
+    size: int
+    bold: bool
+
+    @property
+    def height(self) -> int:
+        """Height of all lines in pixels."""
+        return round(len(self.lines) * self.size * LINE_HEIGHT)
+
+    def draw(self, draw: ImageDraw.ImageDraw, left: int, top: int, colour: str, centred_in: int = 0) -> None:
+        """Write the lines; `centred_in` is the width to centre them in, 0 to align them left."""
+        face = font(self.size, self.bold)
+        for number, line in enumerate(self.lines):
+            indent = (centred_in - face.getlength(line)) / 2 if centred_in else 0
+            draw.text((left + indent, top + number * self.size * LINE_HEIGHT), line, fill=colour, font=face)
+
+
+def fit_text(text: str, width: int, size: int, *, bold: bool = False, smallest: int = 11, lines: int = 2) -> Paragraph:
+    """Wrap text into at most `lines` lines, in smaller type if need be, cut with an ellipsis as the last resort."""
+    words = "".join(letter if letter.isprintable() else " " for letter in text).split()
+    if not words:
+        return Paragraph((), size, bold)
+    for points in range(size, min(smallest, size) - 1, -1):
+        face = font(points, bold)
+        wrapped = _wrap(words, width, face)
+        whole = points == min(smallest, size) or all(face.getlength(word) <= width for word in words)
+        if whole and len(wrapped) <= lines:
+            return Paragraph(tuple(wrapped), points, bold)
+    kept = wrapped[: lines - 1] + [_cut(" ".join(wrapped[lines - 1 :]), width, face)]
+    return Paragraph(tuple(kept), points, bold)
+
+
+@lru_cache(maxsize=64)
+def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """Return DejaVu Sans, which matplotlib carries with it."""
+    import matplotlib
+
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    # The basic engine also works where Pillow was built without complex text layout, with the same widths everywhere.
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", name), size, layout_engine=_BASIC)
+
+
+def _wrap(words: list[str], width: int, face: ImageFont.FreeTypeFont) -> list[str]:
+    """Break words into lines; a word longer than a line is broken where it must."""
+    lines: list[str] = []
+    for word in words:
+        if lines and face.getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+            continue
+        rest = word
+        while len(rest) > 1 and face.getlength(rest) > width:
+            part = max(1, _letters_that_fit(rest, width, face))
+            lines.append(rest[:part])
+            rest = rest[part:]
+        lines.append(rest)
+    return lines
+
+
+def _cut(line: str, width: int, face: ImageFont.FreeTypeFont) -> str:
+    """Leave out the middle of a line: captions end with numbers that must stay."""
+    if face.getlength(line) <= width:
+        return line
+    tail = "…" + line[-_KEPT_AT_END:].lstrip()
+    if face.getlength(tail) > width / 2:
+        tail = "…"
+    kept = _letters_that_fit(line[:-_KEPT_AT_END], width - round(face.getlength(tail) + 1), face)
+    return line[:kept].rstrip() + tail
+
+
+def _letters_that_fit(text: str, width: int, face: ImageFont.FreeTypeFont) -> int:
+    """Return how many leading letters fit, by bisection (a label may be thousands of letters long)."""
+    fits, too_many = 0, min(len(text), 4096) + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if face.getlength(text[:middle]) <= width:
+            fits = middle
+        else:
+            too_many = middle
+    return fits

@@ -1,0 +1,326 @@
+"""Tiny seeded networks, one per supported family: every parameter is random, so nothing hides behind a zero or a one.
+
+Modules are built through the libraries' own registered names, so the flags that set a family apart are the real ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CLASSES = 5
+WIDTH = 32
+
+QUERY_KEY_VALUE = {"qkv", "q_proj", "k_proj", "v_proj", "q", "kv"}
+LAYER_SCALE = {"gamma", "gamma_1", "gamma_2", "lambda1", "lambda_1", "lambda_2"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of network and what is true of it."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    image_size: tuple[int, int]
+    grid: tuple[int, int]
+    prefix: int
+    library: str
+    pool: str | None = None  # headless backbones only: how their head pools
+    resize: tuple[int, int] | None = None  # timm's set_input_size, called after the parameters are drawn
+
+    def build(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
+        """The network in eval mode; the global random state is neither read nor changed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.make()
+        randomize(module, seed)
+        if self.resize is not None:
+            module.set_input_size(img_size=self.resize)
+        module.eval().to(dtype)
+        if getattr(module, "rope_mixed", False):
+            module.rope.float()  # timm computes mixed frequencies in float32 whatever the input is, and fails otherwise
+        return module
+
+    def wrap(self, module: nn.Module) -> dict[str, Any]:
+        """Keyword arguments for `vitrail.wrap(module, …)`: a headless backbone gets a seeded head and its pooling."""
+        if self.pool is None:
+            return {}
+        head = nn.utils.skip_init(nn.Linear, WIDTH, CLASSES)
+        randomize(head, seed=1)
+        return {"head": head.eval().to(next(module.parameters()).dtype), "pool": self.pool}
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.patches
+
+
+def randomize(module: nn.Module, seed: int) -> None:
+    """Draw every parameter and every value buffer; structural buffers (indices, rotary tables) keep their values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for path, owner in module.named_modules():
+            for name, parameter in owner.named_parameters(recurse=False):
+                parameter.copy_(_draw(path.rpartition(".")[2], owner, name, parameter, generator))
+            if getattr(owner, "k_bias", None) is not None:
+                owner.k_bias.copy_(0.3 * torch.randn(owner.k_bias.shape, generator=generator))
+
+
+def _draw(owner_name: str, owner: nn.Module, name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+    normal = torch.randn(parameter.shape, generator=generator)
+    uniform = torch.rand(parameter.shape, generator=generator)
+    if name in LAYER_SCALE:
+        return normal.sign() * (0.3 + 0.9 * uniform)
+    if name == "logit_scale":  # Swin v2: the logarithm of an inverse temperature
+        return 1.0 + 0.3 * normal
+    if name.endswith("bias"):
+        return 0.3 * normal
+    if "norm" in type(owner).__name__.lower():
+        return 1.0 + 0.3 * (2 * uniform - 1)
+    if isinstance(owner, nn.Linear | nn.Conv2d) or name == "in_proj_weight":
+        sharp = owner_name in QUERY_KEY_VALUE or name == "in_proj_weight"  # keeps attention far from uniform
+        return (1.5 if sharp else 1.0) * normal / math.sqrt(parameter[0].numel())
+    return 0.5 * normal  # tokens, positions, relative position tables, pooling queries
+
+
+def _timm(name: str, **overrides: Any) -> nn.Module:
+    import timm
+
+    tiny = {"embed_dim": WIDTH, "depth": 2, "num_heads": 2, "num_classes": CLASSES}
+    return timm.create_model(name, pretrained=False, **(tiny | overrides))
+
+
+def _torchvision_vit() -> nn.Module:
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=WIDTH, mlp_dim=64, num_classes=CLASSES)
+
+
+def _huggingface(kind: str, config_kind: str | None = None, **overrides: Any) -> nn.Module:
+    import transformers
+
+    tiny = {"image_size": 32, "patch_size": 8, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = getattr(transformers, f"{config_kind or kind.partition('For')[0]}Config")
+    return getattr(transformers, kind)(config(**(tiny | {"num_labels": CLASSES} | overrides)))
+
+
+def _huggingface_pair(kind: str) -> nn.Module:
+    """Image classifiers made from two-tower models, whose configuration has a vision part."""
+    import transformers
+
+    vision = {"image_size": 32, "patch_size": 8, "hidden_size": WIDTH, "num_hidden_layers": 2}
+    vision |= {"num_attention_heads": 2, "intermediate_size": 64}
+    text = {"bos_token_id": 0, "eos_token_id": 1}  # unused; the defaults make transformers warn
+    config = getattr(transformers, f"{kind.partition('For')[0]}Config")
+    return getattr(transformers, kind)(config(vision_config=vision, text_config=text, num_labels=CLASSES))
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def _add_timm(
+    name: str,
+    model: str,
+    grid: tuple[int, int],
+    patch: int = 8,
+    prefix: int = 1,
+    pool: str | None = None,
+    built_at: tuple[int, int] | None = None,
+    **overrides: Any,
+) -> None:
+    """Real patch sizes matter to nothing but the first convolution, so 8 pixels unless the entry is about them."""
+    size = (grid[0] * patch, grid[1] * patch)
+    made_at = size if built_at is None else (built_at[0] * patch, built_at[1] * patch)
+    make = functools.partial(_timm, model, img_size=made_at, patch_size=patch, **overrides)
+    resize = None if built_at is None else size
+    FAMILIES[name] = Family(name, make, size, grid, prefix, "timm", pool, resize)
+
+
+def _add_huggingface(
+    name: str,
+    make: Callable[[], nn.Module],
+    prefix: int = 1,
+    grid: tuple[int, int] = (4, 4),
+    pool: str | None = None,
+) -> None:
+    FAMILIES[name] = Family(name, make, (8 * grid[0], 8 * grid[1]), grid, prefix, "hf", pool)
+
+
+_add_timm("timm_vit", "vit_base_patch16_224", (4, 4), depth=3)
+_add_timm("timm_vit_patch8", "vit_base_patch8_224", (5, 5), embed_dim=48, num_heads=3)
+_add_timm("timm_vit_patch16", "vit_base_patch16_224", (3, 3), patch=16)
+_add_timm("timm_vit_patch32", "vit_base_patch32_224", (3, 3), patch=32)
+_add_timm("timm_vit_not_square", "vit_base_patch16_224", (3, 5))
+_add_timm("timm_vit_avg", "vit_base_patch16_224", (3, 4), global_pool="avg")
+_add_timm("timm_vit_avgmax", "vit_base_patch16_224", (3, 4), global_pool="avgmax")
+_add_timm("timm_vit_max", "vit_base_patch16_224", (3, 4), global_pool="max")
+_add_timm("timm_vit_gap", "vit_base_patch16_gap_224", (4, 3), prefix=0)
+_add_timm("timm_vit_qk_norm", "vit_base_patch16_224", (3, 4), qk_norm=True)
+_add_timm("timm_vit_inner_norms", "vit_base_patch16_224", (3, 4), scale_attn_norm=True, scale_mlp_norm=True)
+_add_timm("timm_vit_resized", "vit_base_patch16_224", (5, 4), built_at=(4, 4))
+_add_timm("timm_deit", "deit_tiny_patch16_224", (4, 4))
+_add_timm("timm_deit_distilled", "deit_tiny_distilled_patch16_224", (3, 4), prefix=2)
+_add_timm("timm_deit3", "deit3_small_patch16_224", (3, 4))
+_add_timm("timm_dinov2", "vit_small_patch14_dinov2", (3, 4), patch=14)
+_add_timm("timm_dinov2_reg4", "vit_small_patch14_reg4_dinov2", (3, 4), prefix=5)
+_add_timm("timm_dinov2_giant", "vit_giant_patch14_dinov2", (3, 4))
+_add_timm("timm_clip", "vit_base_patch16_clip_224", (3, 4))
+_add_timm("timm_clip_quickgelu", "vit_base_patch16_clip_quickgelu_224", (3, 4))
+_add_timm("timm_siglip", "vit_base_patch16_siglip_224", (3, 4), prefix=0)
+_add_timm("timm_siglip_so400m", "vit_so400m_patch14_siglip_224", (3, 4), prefix=0)
+_add_timm("timm_aimv2", "aimv2_large_patch14_224", (3, 4), prefix=0)
+_add_timm("timm_eva", "eva_large_patch14_196", (3, 4), patch=14)
+_add_timm("timm_eva_giant", "eva_giant_patch14_224", (3, 4))
+_add_timm("timm_eva02_tiny", "eva02_tiny_patch14_224", (3, 4))
+_add_timm("timm_eva02_base", "eva02_base_patch14_224", (4, 3))
+_add_timm("timm_eva02_clip", "eva02_base_patch16_clip_224", (3, 4))
+_add_timm("timm_eva02_resized", "eva02_tiny_patch14_224", (5, 3), built_at=(4, 4))
+_add_timm("timm_rope_mixed", "vit_small_patch16_rope_mixed_224", (3, 4))
+_add_timm("timm_dinov3", "vit_small_patch16_dinov3", (3, 4), prefix=5)
+_add_timm("timm_dinov3_token", "vit_small_patch16_dinov3", (3, 4), prefix=5, global_pool="token")
+_add_timm("timm_dinov3_plus", "vit_small_plus_patch16_dinov3_qkvb", (3, 4), prefix=5)
+_add_timm("timm_beit", "beit_base_patch16_224", (4, 4))
+_add_timm("timm_beit_token", "beit_base_patch16_224", (3, 4), global_pool="token")
+_add_timm("timm_beit_shared", "beit_base_patch16_224", (3, 4), use_rel_pos_bias=False, use_shared_rel_pos_bias=True)
+_add_timm("timm_beit_both", "beit_base_patch16_224", (3, 4), use_shared_rel_pos_bias=True)
+_add_timm("timm_beitv2", "beitv2_base_patch16_224", (3, 4))
+_add_timm("timm_headless_token", "vit_small_patch14_dinov2", (3, 4), num_classes=0, pool="token")
+_add_timm("timm_headless_avg", "vit_base_patch16_224", (3, 4), num_classes=0, pool="avg")
+
+FAMILIES["torchvision_vit"] = Family("torchvision_vit", _torchvision_vit, (32, 32), (4, 4), 1, "torchvision")
+
+
+def _make(kind: str, config_kind: str | None = None, **config: Any) -> Callable[[], nn.Module]:
+    return functools.partial(_huggingface, kind, config_kind, **config)
+
+
+_add_huggingface("hf_vit", _make("ViTForImageClassification", intermediate_size=64))
+_add_huggingface(
+    "hf_vit_not_square", _make("ViTForImageClassification", intermediate_size=64, image_size=(24, 32)), grid=(3, 4)
+)
+_add_huggingface("hf_deit", _make("DeiTForImageClassification", intermediate_size=64), prefix=2)
+_add_huggingface("hf_deit_teacher", _make("DeiTForImageClassificationWithTeacher", intermediate_size=64), prefix=2)
+_add_huggingface("hf_dinov2", _make("Dinov2ForImageClassification", mlp_ratio=2))
+_add_huggingface("hf_dinov2_swiglu", _make("Dinov2ForImageClassification", mlp_ratio=3, use_swiglu_ffn=True))
+_add_huggingface(
+    "hf_dinov2_registers",
+    _make("Dinov2WithRegistersForImageClassification", mlp_ratio=2, num_register_tokens=3),
+    prefix=4,
+)
+_add_huggingface(
+    "hf_beit_mean", _make("BeitForImageClassification", intermediate_size=64, use_relative_position_bias=True)
+)
+_add_huggingface(
+    "hf_beit_token",
+    _make(
+        "BeitForImageClassification",
+        intermediate_size=64,
+        use_mean_pooling=False,
+        use_shared_relative_position_bias=True,
+        use_absolute_position_embeddings=True,
+    ),
+)
+_add_huggingface("hf_clip", functools.partial(_huggingface_pair, "CLIPForImageClassification"))
+_add_huggingface("hf_siglip", functools.partial(_huggingface_pair, "SiglipForImageClassification"), prefix=0)
+_dinov3 = functools.partial(
+    _make, "DINOv3ViTModel", "DINOv3ViT", intermediate_size=64, num_register_tokens=2, image_size=(24, 32)
+)
+_add_huggingface("hf_dinov3_token", _dinov3(), prefix=3, grid=(3, 4), pool="token")
+_add_huggingface("hf_dinov3_avg", _dinov3(), prefix=3, grid=(3, 4), pool="avg")
+_add_huggingface("hf_dinov3_gated", _dinov3(use_gated_mlp=True, hidden_act="silu"), prefix=3, grid=(3, 4), pool="token")
+
+
+def _torchvision_swin(version: int) -> nn.Module:
+    from torchvision.models import swin_transformer as swin
+
+    parts = {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2} if version == 2 else {}
+    return swin.SwinTransformer([4, 4], 16, [2, 2], [2, 4], [4, 4], num_classes=CLASSES, **parts)
+
+
+def _timm_swin(model: str) -> nn.Module:
+    import timm
+
+    tiny = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
+    return timm.create_model(model, pretrained=False, num_classes=CLASSES, **tiny)
+
+
+def _huggingface_swin(kind: str) -> nn.Module:
+    import transformers
+
+    tiny = {"image_size": 64, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    config = getattr(transformers, f"{kind}Config")(**tiny, num_labels=CLASSES)
+    return getattr(transformers, f"{kind}ForImageClassification")(config)
+
+
+def _swin(name: str, library: str, make: Callable[[], nn.Module]) -> Family:
+    return Family(name, make, (64, 64), (8, 8), 0, library)  # grid: of the last stage
+
+
+HIERARCHICAL: dict[str, Family] = {
+    family.name: family
+    for family in (
+        _swin("timm_swin", "timm", functools.partial(_timm_swin, "swin_tiny_patch4_window7_224")),
+        _swin("timm_swinv2", "timm", functools.partial(_timm_swin, "swinv2_tiny_window8_256")),
+        _swin("torchvision_swin", "torchvision", functools.partial(_torchvision_swin, 1)),
+        _swin("torchvision_swinv2", "torchvision", functools.partial(_torchvision_swin, 2)),
+        _swin("hf_swin", "hf", functools.partial(_huggingface_swin, "Swin")),
+        _swin("hf_swinv2", "hf", functools.partial(_huggingface_swin, "Swinv2")),
+    )
+}
+
+
+def _resnet18() -> nn.Module:
+    import timm
+
+    return timm.create_model("resnet18", pretrained=False, num_classes=CLASSES).eval()
+
+
+def _refused(model: str) -> Callable[[], nn.Module]:
+    return lambda: _timm(model, img_size=64).eval()
+
+
+# name → (builder, class whose name the refusal must give)
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "parallel_scaling": (_refused("vit_base_patch16_xp_224"), "ParallelScalingBlock"),
+    "parallel_things": (_refused("vit_small_patch16_18x2_224"), "ParallelThingsBlock"),
+    "post_norm": (_refused("vit_base_patch16_rpn_224"), "ResPostBlock"),
+    "eva_post_norm": (lambda: _timm("eva02_enormous_patch14_clip_224", img_size=56).eval(), "EvaBlockPostNorm"),
+    "differential": (_refused("vit_dwee_patch16_reg1_gap_256"), "DiffAttention"),
+    "differential_parallel": (_refused("vit_dpwee_patch16_reg1_gap_256"), "DiffParallelScalingBlock"),
+    "hybrid": (_refused("vit_small_r26_s32_224"), "HybridEmbed"),
+    "resnet": (_resnet18, "ResNet"),
+}
+
+
+def find(name: str) -> Family:
+    return FAMILIES.get(name) or HIERARCHICAL[name]
+
+
+def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
+    return find(name).build(dtype, seed)
+
+
+def images(name: str, batch: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Seeded normalised images (B, 3, H, W)."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return torch.randn(batch, 3, *find(name).image_size, generator=generator).to(dtype)
+
+
+@torch.no_grad()
+def expected_logits(family: Family, module: nn.Module, images: Tensor) -> Tensor:
+    """The module's own logits (B, C); a headless backbone's head applied to its own normed output."""
+    if family.pool is None:
+        output = module(images)
+        return output.logits if family.library == "hf" else output
+    tokens = module(images).last_hidden_state if family.library == "hf" else module.forward_features(images)
+    pooled = tokens[:, 0] if family.pool == "token" else tokens[:, family.prefix :].mean(dim=1)
+    return family.wrap(module)["head"](pooled)

@@ -1,0 +1,307 @@
+"""What each library's network computes, taken apart into one literal description.
+
+The networks' own normalisations and activations are called as they are; projections are read as plain matrices, so that
+every oracle can write attention, pooling and decomposition out in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tests.families import Family
+
+
+class Affine(NamedTuple):
+    """x ↦ x Wᵀ + b."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x @ self.weight.T
+        return y if self.bias is None else y + self.bias
+
+
+class Rotary(NamedTuple):
+    """Rotation of the patches' queries and keys; cos and sin are (N, d_h) or (H, N, d_h)."""
+
+    cos: Tensor
+    sin: Tensor
+    half: bool  # channel pairs are (i, i + d_h/2); otherwise (2i, 2i + 1)
+
+
+@dataclass(frozen=True)
+class Attention:
+    q: Affine
+    k: Affine
+    v: Affine
+    heads: int
+    out: Affine
+    q_norm: nn.Module
+    k_norm: nn.Module
+    inner_norm: nn.Module
+    score_bias: Tensor | None = None  # (H, n, n), added to the scaled scores
+    rotary: Rotary | None = None
+
+
+@dataclass(frozen=True)
+class Mlp:
+    up: Affine
+    act: nn.Module
+    down: Affine
+    inner_norm: nn.Module
+    gate: Affine | None = None  # gated: act(gate(x)) ⊙ up(x); plain: act(up(x))
+
+
+@dataclass(frozen=True)
+class Block:
+    norm1: nn.Module
+    attention: Attention
+    scale1: Tensor | None
+    norm2: nn.Module
+    mlp: Mlp
+    scale2: Tensor | None
+
+
+@dataclass(frozen=True)
+class AttentionPool:
+    """One learned query attends to the patches; y = o + MLP(norm(o)) of the projected output o."""
+
+    query: Tensor  # (H, d_h), projected
+    k: Affine
+    v: Affine
+    out: Affine
+    norm: nn.Module
+    mlp: Mlp
+
+
+@dataclass(frozen=True)
+class Readout:
+    """From the last block's tokens to the logits: norm → pool → pooled norm → mean of the heads."""
+
+    norm: nn.Module
+    pool: str  # token, avg, max, avgmax, pair (two tokens, two heads), token_avg (concatenated), attention
+    pooled_norm: nn.Module
+    heads: list[Affine]
+    attention: AttentionPool | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    tokens: Tensor  # x_0 (B, n, d)
+    blocks: list[Block]
+    readout: Readout
+    prefix: int
+
+
+@torch.no_grad()
+def describe(family: Family, module: nn.Module, images: Tensor) -> Recipe:
+    """The description of `module`; with it x_0 of `images`."""
+    if family.library == "timm":
+        return _timm(family, module, images)
+    if family.library == "torchvision":
+        return _torchvision(module, images)
+    return _huggingface(family, module, images)
+
+
+def affine(linear: nn.Linear) -> Affine:
+    return Affine(linear.weight, linear.bias)
+
+
+def _thirds(weight: Tensor, bias: Tensor | None) -> list[Affine]:
+    biases = [None] * 3 if bias is None else bias.chunk(3)
+    return [Affine(w, b) for w, b in zip(weight.chunk(3), biases, strict=True)]
+
+
+def _relative_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
+    """BEiT's bias (H, n, n): one entry per offset between two patches, then CLS→patch, patch→CLS, CLS→CLS."""
+    height, width = grid
+    n = 1 + height * width
+    rows = torch.empty(n, n, dtype=torch.long)
+    for i in range(height * width):
+        for j in range(height * width):
+            down, right = i // width - j // width, i % width - j % width
+            rows[1 + i, 1 + j] = (down + height - 1) * (2 * width - 1) + right + width - 1
+    rows[0, :], rows[:, 0], rows[0, 0] = len(table) - 3, len(table) - 2, len(table) - 1
+    return table[rows].permute(2, 0, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- timm
+
+
+def _timm(family: Family, module: nn.Module, images: Tensor) -> Recipe:
+    tokens, rotaries = _timm_tokens(family, module, images)
+    shared = None
+    if getattr(module, "rel_pos_bias", None) is not None:
+        shared = _relative_bias(module.rel_pos_bias.relative_position_bias_table, family.grid)
+    blocks = [_timm_block(family, b, r, shared) for b, r in zip(module.blocks, rotaries, strict=True)]
+    return Recipe(tokens, blocks, _timm_readout(family, module), family.prefix)
+
+
+def _timm_tokens(family: Family, module: nn.Module, images: Tensor) -> tuple[Tensor, list[Rotary | None]]:
+    kind, patches, depth = type(module).__name__, module.patch_embed(images), len(module.blocks)
+    if kind == "Beit":
+        tokens = torch.cat([module.cls_token.expand(len(images), -1, -1), patches], dim=1)
+        return tokens if module.pos_embed is None else tokens + module.pos_embed, [None] * depth
+    if kind != "Eva":
+        return module.norm_pre(module._pos_embed(patches)), [None] * depth
+    tokens = module.norm_pre(module._pos_embed(patches)[0])
+    if module.rope is None:
+        return tokens, [None] * depth
+    table = module.rope.get_embed(shape=family.grid)  # (N, 2 d_h), or (L, H, N, 2 d_h) when every block has its own
+    per_block = list(table) if module.rope_mixed else [table] * depth
+    halves = [block.attn.rotate_half for block in module.blocks]
+    pairs = [entry.chunk(2, dim=-1) for entry in per_block]
+    return tokens, [Rotary(cos, sin, half) for (sin, cos), half in zip(pairs, halves, strict=True)]
+
+
+def _timm_block(family: Family, block: nn.Module, rotary: Rotary | None, shared: Tensor | None) -> Block:
+    attn = block.attn
+    if getattr(attn, "qkv", None) is None:
+        q, k, v = (affine(part) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+    elif getattr(attn, "q_bias", None) is not None:
+        q, k, v = _thirds(attn.qkv.weight, torch.cat([attn.q_bias, attn.k_bias, attn.v_bias]))
+    else:
+        q, k, v = _thirds(attn.qkv.weight, attn.qkv.bias)
+    bias, table = shared, getattr(attn, "relative_position_bias_table", None)
+    if table is not None:
+        own = _relative_bias(table, family.grid)
+        bias = own if shared is None else own + shared
+    nothing = nn.Identity()
+    norms = [getattr(attn, name, nothing) for name in ("q_norm", "k_norm", "norm")]
+    attention = Attention(q, k, v, attn.num_heads, affine(attn.proj), *norms, bias, rotary)
+    return Block(
+        block.norm1, attention, _timm_scale(block, 1), block.norm2, _timm_mlp(block.mlp), _timm_scale(block, 2)
+    )
+
+
+def _timm_scale(block: nn.Module, number: int) -> Tensor | None:
+    if hasattr(block, f"ls{number}"):
+        return getattr(getattr(block, f"ls{number}"), "gamma", None)
+    return getattr(block, f"gamma_{number}")
+
+
+def _timm_mlp(mlp: nn.Module) -> Mlp:
+    if hasattr(mlp, "fc1_g"):
+        return Mlp(affine(mlp.fc1_x), mlp.act, affine(mlp.fc2), mlp.norm, gate=affine(mlp.fc1_g))
+    if type(mlp).__name__ == "GluMlp":
+        assert not mlp.gate_last
+        (gate_w, up_w), (gate_b, up_b) = mlp.fc1.weight.chunk(2), mlp.fc1.bias.chunk(2)
+        return Mlp(Affine(up_w, up_b), mlp.act, affine(mlp.fc2), mlp.norm, gate=Affine(gate_w, gate_b))
+    return Mlp(affine(mlp.fc1), mlp.act, affine(mlp.fc2), mlp.norm)
+
+
+def _timm_readout(family: Family, module: nn.Module) -> Readout:
+    if family.pool is not None:
+        return Readout(module.norm, family.pool, nn.Identity(), [affine(family.wrap(module)["head"])])
+    if hasattr(module, "head_dist"):
+        return Readout(module.norm, "pair", nn.Identity(), [affine(module.head), affine(module.head_dist)])
+    pool, attention = module.global_pool, None
+    if pool == "map":
+        pool, attention = "attention", _timm_attention_pool(module.attn_pool)
+    return Readout(module.norm, pool, module.fc_norm, [affine(module.head)], attention)
+
+
+def _timm_attention_pool(pool: nn.Module) -> AttentionPool:
+    query = affine(pool.q)(pool.latent[0, 0]).view(pool.num_heads, -1)
+    (k_w, v_w), (k_b, v_b) = pool.kv.weight.chunk(2), pool.kv.bias.chunk(2)
+    return AttentionPool(query, Affine(k_w, k_b), Affine(v_w, v_b), affine(pool.proj), pool.norm, _timm_mlp(pool.mlp))
+
+
+# --------------------------------------------------------------------------------------------------------- torchvision
+
+
+def _torchvision(module: nn.Module, images: Tensor) -> Recipe:
+    patches = module.conv_proj(images).flatten(2).transpose(1, 2)
+    tokens = torch.cat([module.class_token.expand(len(images), -1, -1), patches], dim=1) + module.encoder.pos_embedding
+    blocks, nothing = [], nn.Identity()
+    for block in module.encoder.layers:
+        attn = block.self_attention
+        q, k, v = _thirds(attn.in_proj_weight, attn.in_proj_bias)
+        attention = Attention(q, k, v, attn.num_heads, affine(attn.out_proj), nothing, nothing, nothing)
+        mlp = Mlp(affine(block.mlp[0]), block.mlp[1], affine(block.mlp[3]), nothing)
+        blocks.append(Block(block.ln_1, attention, None, block.ln_2, mlp, None))
+    return Recipe(tokens, blocks, Readout(module.encoder.ln, "token", nothing, [affine(module.heads.head)]), prefix=1)
+
+
+# -------------------------------------------------------------------------------------------------------- Hugging Face
+
+
+def _huggingface(family: Family, module: nn.Module, images: Tensor) -> Recipe:
+    backbone = module if family.pool is not None else getattr(module, _BACKBONE[module.config.model_type])
+    tokens = backbone.embeddings(images)
+    if hasattr(backbone, "pre_layrnorm"):
+        tokens = backbone.pre_layrnorm(tokens)
+    rotary, shared = None, None
+    if hasattr(backbone, "rope_embeddings"):
+        rotary = Rotary(*backbone.rope_embeddings(images), half=True)
+    if getattr(backbone, "shared_position_bias", None) is not None:
+        shared = _relative_bias(backbone.shared_position_bias.relative_position_bias_table, family.grid)
+    holder = next(getattr(backbone, name) for name in ("encoder", "model", "layers") if hasattr(backbone, name))
+    layers = next((getattr(holder, name) for name in ("layers", "layer") if hasattr(holder, name)), holder)
+    blocks = [_huggingface_block(family, layer, rotary, shared) for layer in layers]
+    return Recipe(tokens, blocks, _huggingface_readout(family, module, backbone), family.prefix)
+
+
+_BACKBONE = {
+    "vit": "vit",
+    "deit": "deit",
+    "dinov2": "dinov2",
+    "dinov2_with_registers": "dinov2_with_registers",
+    "beit": "beit",
+    "clip": "vision_model",
+    "siglip": "vision_model",
+}
+
+
+def _first(owner: nn.Module, *names: str) -> nn.Module:
+    return next(getattr(owner, name) for name in names if hasattr(owner, name))
+
+
+def _huggingface_block(family: Family, layer: nn.Module, rotary: Rotary | None, shared: Tensor | None) -> Block:
+    attn, nothing = _first(layer, "attention", "self_attn"), nn.Identity()
+    bias = shared
+    if getattr(layer, "relative_position_bias", None) is not None:
+        own = _relative_bias(layer.relative_position_bias.relative_position_bias_table, family.grid)
+        bias = own if shared is None else own + shared
+    q, k, v, out = (affine(p) for p in (attn.q_proj, attn.k_proj, attn.v_proj, _first(attn, "o_proj", "out_proj")))
+    heads = q.weight.shape[0] // attn.head_dim
+    attention = Attention(q, k, v, heads, out, nothing, nothing, nothing, bias, rotary)
+    norm1 = _first(layer, "norm1", "layernorm_before", "layer_norm1")
+    norm2 = _first(layer, "norm2", "layernorm_after", "layer_norm2")
+    scales = [_huggingface_scale(layer, number) for number in (1, 2)]
+    return Block(norm1, attention, scales[0], norm2, _huggingface_mlp(layer.mlp), scales[1])
+
+
+def _huggingface_scale(layer: nn.Module, number: int) -> Tensor | None:
+    if hasattr(layer, f"layer_scale{number}"):
+        return getattr(layer, f"layer_scale{number}").lambda1
+    return getattr(layer, f"lambda_{number}", None)
+
+
+def _huggingface_mlp(mlp: nn.Module) -> Mlp:
+    if hasattr(mlp, "gate_proj"):
+        return Mlp(affine(mlp.up_proj), mlp.act_fn, affine(mlp.down_proj), nn.Identity(), gate=affine(mlp.gate_proj))
+    up, down = _first(mlp, "fc1", "up_proj"), _first(mlp, "fc2", "down_proj")
+    return Mlp(affine(up), _first(mlp, "activation_fn", "act_fn"), affine(down), nn.Identity())
+
+
+def _huggingface_readout(family: Family, module: nn.Module, backbone: nn.Module) -> Readout:
+    nothing, kind = nn.Identity(), type(module).__name__
+    if family.pool is not None:
+        return Readout(backbone.norm, family.pool, nothing, [affine(family.wrap(module)["head"])])
+    if kind == "DeiTForImageClassificationWithTeacher":
+        heads = [affine(module.cls_classifier), affine(module.distillation_classifier)]
+        return Readout(backbone.layernorm, "pair", nothing, heads)
+    heads = [affine(module.classifier)]
+    if kind.startswith("CLIP"):  # the mean is taken before any final norm; post_layernorm is not used
+        return Readout(nothing, "avg", nothing, heads)
+    if kind.startswith("Siglip"):  # the attention pool is computed by the library and then ignored
+        return Readout(backbone.post_layernorm, "avg", nothing, heads)
+    if kind.startswith("Beit") and module.config.use_mean_pooling:
+        return Readout(nothing, "avg", backbone.pooler.layernorm, heads)
+    return Readout(backbone.layernorm, "token_avg" if kind.startswith("Dinov2") else "token", nothing, heads)

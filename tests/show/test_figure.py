@@ -1,0 +1,199 @@
+"""Pictures say what they should: colour, neutrality, what was not seen, legible captions."""
+
+import math
+import sys
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.errors import VitrailError
+from vitrail.show import figure
+from vitrail.show.colours import Scale
+from vitrail.show.figure import contact_sheet, display_size, labelled, overlay, side_by_side, thumbnail
+from vitrail.show.text import fit_text, font
+
+SIZE = (400, 400)
+GREY = Image.new("RGB", SIZE, (128, 128, 128))
+
+
+def halves(left: float, right: float) -> torch.Tensor:
+    values = torch.full((SIZE[1], SIZE[0]), left)
+    values[:, SIZE[0] // 2 :] = right
+    return values
+
+
+def colour(image: Image.Image, x: int, y: int = 200) -> np.ndarray:
+    return np.array(image.getpixel((x, y)), dtype=int)
+
+
+def test_signed_maps_are_blue_against_and_red_for() -> None:
+    picture = overlay(GREY, halves(-1.0, 1.0))
+    against, favour = colour(picture, 50), colour(picture, 350)
+    assert against[2] > against[0] + 50
+    assert favour[0] > favour[2] + 50
+
+
+def test_zero_is_neutral_whatever_the_range() -> None:
+    values = torch.zeros(SIZE[1], SIZE[0])
+    values[:, :100], values[:, 300:] = -0.1, 5.0
+    picture = overlay(GREY, values)
+    assert colour(picture, 200).tolist() == [128, 128, 128]
+    assert np.abs(colour(picture, 50) - 128).max() < np.abs(colour(picture, 350) - 128).max() / 3
+
+
+def test_unsigned_maps_grow_from_the_photo_to_bright() -> None:
+    values = torch.linspace(0, 1, SIZE[0]).expand(SIZE[1], -1)
+    picture = overlay(GREY, values)
+    assert np.abs(colour(picture, 0) - 128).max() <= 2
+    assert colour(picture, 399).sum() > colour(picture, 200).sum()
+    assert not np.array_equal(np.asarray(overlay(GREY, values, signed=True)), np.asarray(picture))
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_a_constant_unsigned_map_leaves_the_photo(value: float) -> None:
+    assert overlay(GREY, halves(value, value)).tobytes() == GREY.tobytes()
+
+
+def test_alpha_zero_leaves_the_photo() -> None:
+    assert overlay(GREY, halves(-1.0, 1.0), alpha=0.0).tobytes() == GREY.tobytes()
+
+
+def test_unseen_pixels_are_grey_hatched_and_unlike_zero() -> None:
+    photo = Image.new("RGB", SIZE, (200, 40, 40))
+    picture = np.asarray(overlay(photo, halves(math.nan, 0.0)), dtype=int)
+    unseen, seen = picture[:, :200], picture[:, 200:]
+    assert (np.ptp(unseen, axis=2) == 0).all()
+    assert len(np.unique(unseen[..., 0])) > 1
+    assert (seen == [200, 40, 40]).all()
+
+
+def test_nothing_seen_at_all() -> None:
+    picture = np.asarray(overlay(GREY, halves(math.nan, math.nan)), dtype=int)
+    assert (np.ptp(picture, axis=2) == 0).all()
+
+
+def test_infinities_and_outliers_do_not_hide_the_rest() -> None:
+    values = halves(0.0, 1.0)
+    values[0, 0], values[0, 1] = 1e30, math.inf
+    assert np.abs(colour(overlay(GREY, values), 350) - 128).max() > 60
+
+
+def test_unseen_borders_survive_resizing_without_bleeding() -> None:
+    values = torch.full((64, 64), 5.0)
+    values[:, :16] = math.nan
+    resized = figure._resized_map(values, (384, 384))
+    assert np.isnan(resized[:, :95]).all()
+    assert np.allclose(resized[:, 97:], 5.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ((64, 64), (384, 384)),
+        ((500, 400), (500, 400)),
+        ((200, 300), (384, 576)),
+        ((4000, 3000), (1600, 1200)),
+        ((3, 500), (10, 1600)),
+        ((1, 1), (384, 384)),
+        ((10_000, 1), (1600, 1)),
+    ],
+)
+def test_display_size(given: tuple[int, int], shown: tuple[int, int]) -> None:
+    assert display_size(given) == shown
+
+
+@pytest.mark.parametrize("size", [(1, 1), (64, 64), (3, 500), (2000, 10), (1700, 1300)])
+def test_every_size_can_be_shown(size: tuple[int, int]) -> None:
+    values = torch.randn(size[1], size[0], generator=torch.Generator().manual_seed(0))
+    picture = overlay(Image.new("RGB", size), values)
+    assert picture.size == display_size(size)
+    assert overlay(Image.new("RGB", size), values, size=size).size == size
+    page = labelled(picture, "a cat 93 %", "decompx.skipplus", Scale.of(values))
+    assert page.width >= 384
+    assert page.height > picture.height
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(VitrailError, match=r"expected \(400, 400\)"):
+        overlay(GREY, torch.zeros(14, 14))
+    with pytest.raises(VitrailError, match="alpha"):
+        overlay(GREY, halves(0, 1), alpha=1.5)
+    for arrange in (side_by_side, contact_sheet):
+        with pytest.raises(VitrailError, match="No picture"):
+            arrange([])
+    with pytest.raises(VitrailError, match="columns"):
+        side_by_side([GREY], columns=-1)
+
+
+def test_scale() -> None:
+    signed = Scale.of(torch.tensor([[-2.0, math.nan, 1.0]]))
+    assert (signed.signed, signed.partial, signed.low) == (True, True, -signed.high)
+    unsigned = Scale.of(torch.linspace(1, 2, 1000))
+    assert (unsigned.signed, unsigned.partial, unsigned.low) == (False, False, 1.0)
+    assert unsigned.high == pytest.approx(1.995, abs=1e-3)
+    sparse = torch.zeros(100, 100)
+    sparse[0, 0] = -4.0
+    assert Scale.of(sparse) == Scale(-4.0, 4.0, True)
+    assert Scale.of(torch.full((2, 2), math.nan)) == Scale(0.0, 0.0, False, True)
+    huge = Scale(-3e38, 3e38, True)
+    assert huge.positions(np.array([-3e38, 0, 3e38], dtype=np.float32)).tolist() == [0.0, 0.5, 1.0]
+
+
+def test_captions_stay_below_the_picture() -> None:
+    page = labelled(GREY, "title", "subtitle", Scale(-1, 1, True, partial=True))
+    assert np.array_equal(np.asarray(page)[:400], np.asarray(GREY))
+    strip = np.asarray(page)[400:]
+    assert strip.min() < 80
+    assert (strip[:8] == 255).all()
+    assert labelled(GREY, "").size == GREY.size
+
+
+LONG = "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft " * 4 + "12.3 %"
+
+
+@pytest.mark.parametrize("text", [LONG, "x" * 5000, "ok", "a\nb\tc\0d", "Σωκράτης · щенок · 日本 · 🐈 · عربى"])
+@pytest.mark.parametrize("width", [20, 350, 1500])
+def test_text_always_fits(text: str, width: int) -> None:
+    paragraph = fit_text(text, width, 24, bold=True, lines=2)
+    face = font(paragraph.size, True)
+    assert 1 <= len(paragraph.lines) <= 2
+    assert all(face.getlength(line) <= width for line in paragraph.lines)
+    assert "\n" not in "".join(paragraph.lines)
+
+
+def test_text_prefers_smaller_type_to_broken_words_and_keeps_the_number() -> None:
+    assert fit_text("vit_base_patch16_224.augreg2_in21k_ft_in1k", 340, 24, lines=1).size < 24
+    assert fit_text(LONG, 350, 24, lines=2).lines[-1].endswith("12.3 %")
+    assert fit_text("  ", 350, 24).lines == ()
+
+
+def test_arranging() -> None:
+    tall, wide = Image.new("RGB", (10, 40), "red"), Image.new("RGB", (30, 20), "blue")
+    row = side_by_side([tall, wide])
+    assert row.size == (10 + 30 + 3 * 16, 40 + 2 * 16)
+    assert row.getpixel((16, 16)) == (255, 0, 0)
+    assert row.getpixel((16 + 10 + 16, 16)) == (0, 0, 255)
+    assert side_by_side([tall, wide, tall], columns=2).size == (10 + 30 + 3 * 16, 40 + 40 + 3 * 16)
+    assert side_by_side([tall], columns=5).width == 10 + 2 * 16
+
+
+def test_contact_sheets_stay_small() -> None:
+    dot = Image.new("RGB", (8, 8))
+    few = contact_sheet([(dot, "one"), (dot, "two"), (dot, "three")])
+    many = contact_sheet([(dot, "")] * 1500)
+    assert few.width == 2 * 320 + 3 * 16
+    assert many.width * many.height < 120_000_000
+    assert thumbnail(Image.new("L", (1000, 500))).size == (320, 160)
+
+
+def test_drawing_touches_no_global_state_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, torch; from PIL import Image; import vitrail.show.figure as f, vitrail.preprocessing, vitrail.images;"
+        "heavy = {'matplotlib', 'timm', 'torchvision', 'transformers'} & set(sys.modules); assert not heavy, heavy;"
+        "f.labelled(f.overlay(Image.new('RGB', (9, 9)), torch.randn(9, 9)), 'a', 'b');"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
