@@ -55,7 +55,7 @@ def test_errors_of_the_family_pass_unchanged(tmp_path: Path) -> None:
     def refuse(file: BinaryIO) -> None:
         raise VitrailError("no such format")
 
-    with pytest.raises(VitrailError, match="^no such format$"):
+    with pytest.raises(VitrailError, match=r"^no such format$"):
         save_atomically(tmp_path / "out.bin", refuse)
 
 

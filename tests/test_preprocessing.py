@@ -88,7 +88,7 @@ HUGGINGFACE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("image_size", SIZES, ids=IDS)
+@pytest.mark.parametrize("image_size", [(301, 257), (31, 150), (1, 1)])
 @pytest.mark.parametrize("backend", ["", "Pil"])
 @pytest.mark.parametrize(("name", "options"), HUGGINGFACE)
 def test_equals_huggingface(image_size: tuple[int, int], backend: str, name: str, options: dict[str, Any]) -> None:
@@ -105,13 +105,15 @@ def test_equals_huggingface_dinov3(image_size: tuple[int, int]) -> None:
     transformers = pytest.importorskip("transformers")
     processor = transformers.DINOv3ViTImageProcessor()
     image = picture(image_size)
-    assert_same(Preprocess.from_huggingface(processor)(image), processor(image, return_tensors="pt")["pixel_values"][0], 1e-5)
+    assert_same(
+        Preprocess.from_huggingface(processor)(image), processor(image, return_tensors="pt")["pixel_values"][0], 1e-5
+    )
 
 
 def test_huggingface_without_a_fixed_size() -> None:
     transformers = pytest.importorskip("transformers")
     loose = transformers.CLIPImageProcessor(do_center_crop=False)
-    with pytest.raises(VitrailError, match="CLIPImageProcessor.*one size"):
+    with pytest.raises(VitrailError, match=r"CLIPImageProcessor.*one size"):
         Preprocess.from_huggingface(loose)
     assert Preprocess.from_huggingface(loose, 224).size == (224, 224)
     unsized = transformers.ViTImageProcessor(do_resize=False)
@@ -119,7 +121,9 @@ def test_huggingface_without_a_fixed_size() -> None:
     with pytest.raises(VitrailError, match="one size"):
         Preprocess.from_huggingface(transformers.CLIPImageProcessor(do_resize=False))
     with pytest.raises(VitrailError, match="one size"):
-        Preprocess.from_huggingface(transformers.ViTImageProcessor(size={"shortest_edge": 224, "longest_edge": 448}), 224)
+        Preprocess.from_huggingface(
+            transformers.ViTImageProcessor(size={"shortest_edge": 224, "longest_edge": 448}), 224
+        )
 
 
 @pytest.mark.parametrize("image_size", SIZES, ids=IDS)

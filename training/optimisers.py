@@ -15,7 +15,7 @@ def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
     x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()
     for _ in range(steps):
         gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
     return (x.mT if tall else x).float()
 
 

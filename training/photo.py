@@ -1,8 +1,8 @@
 """Trains the embedded model `photo`: `python training/photo.py DATA --teacher FILE --photos FOLDER --out FOLDER`.
 
 DATA holds Tiny-ImageNet (train-*.npz, val.npz, classes.tsv). The student starts from random weights and learns from the
-labels and from a frozen DINOv2 teacher that sees the same views. The schedule has a length in seconds; a run that was
-cut short goes on from `resume.pt` in the out folder.
+labels and from a frozen DINOv2 teacher that sees the same views. The run ends, fully annealed, a given number of seconds
+after it began; one that was cut short goes on from `resume.pt` in the out folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Trainer:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self.device = arguments, "cuda" if torch.cuda.is_available() else "cpu"
-        self.batch, self.elapsed = arguments.batch, 0.0
+        self.batch, self.began, self.elapsed = arguments.batch, time.time(), 0.0
         self._read_data()
         self._make_teacher()
         self.student = Student().to(self.device)
@@ -175,8 +175,9 @@ class Trainer:
 
     def train(self) -> None:
         start, saved, before = time.time(), time.time(), self.elapsed
-        reported = int(20 * before / self.arguments.seconds)
-        while (progress := (before + time.time() - start) / self.arguments.seconds) < 1:
+        length = before + self.began + self.arguments.seconds - start
+        reported = int(20 * before / length)
+        while (progress := (before + time.time() - start) / length) < 1:
             loss = self.step(self._patches_to_keep(progress), progress, learning_rate(progress, self.arguments.rate))
             self.elapsed = before + time.time() - start
             if progress >= reported / 20:
@@ -225,7 +226,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--teacher", type=Path, required=True, help="DINOv2 ViT-S/14 in timm's layout, safetensors")
     parser.add_argument("--photos", type=Path, required=True, help="photographs that must stay unseen, with labels.tsv")
     parser.add_argument("--out", type=Path, required=True, help="folder for photo.safetensors and resume.pt")
-    parser.add_argument("--seconds", type=float, default=1380, help="length of the schedule, start not counted")
+    parser.add_argument("--seconds", type=float, default=1500, help="when to end, from the start of the script")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--head-steps", type=int, default=1500, help="steps for the teacher's head")

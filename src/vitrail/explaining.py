@@ -119,8 +119,8 @@ def see(view: View, source: ImageSource | Tensor) -> Seen:
     if isinstance(source, Tensor):
         if tuple(source.shape) != (3, *view.size):
             raise VitrailError(
-                f"a tensor must be a normalised image of shape (3, {view.size[0]}, {view.size[1]}) for {view.name}, but got "
-                f"{tuple(source.shape)}. Use model.preprocess(image)."
+                f"a tensor must be a normalised image of shape (3, {view.size[0]}, {view.size[1]}) for {view.name}, "
+                f"but got {tuple(source.shape)}. Use model.preprocess(image)."
             )
         if not source.is_floating_point() or not source.isfinite().all():
             raise VitrailError(f"a tensor must hold finite floats (a normalised image), but got {source.dtype} with "
@@ -193,6 +193,6 @@ def _explain_batch(
 def check_finite(view: View, logits: Tensor) -> None:
     if not logits.isfinite().all():
         raise VitrailError(
-            f"the logits of {view.name} are NaN or infinite: its weights are broken, or {view.dtype} is too narrow for it "
-            f"(try dtype=float32)."
+            f"the logits of {view.name} are NaN or infinite: its weights are broken, or {view.dtype} is too narrow for "
+            f"it (try dtype=float32)."
         )

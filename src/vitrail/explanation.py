@@ -22,8 +22,8 @@ from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.images import image_hash
 from vitrail.models.view import View
-from vitrail.show.figure import labelled, overlay
 from vitrail.show.colours import Scale
+from vitrail.show.figure import labelled, overlay
 from vitrail.show.heatmap import fit_to_image, min_max
 from vitrail.version import __version__
 
@@ -34,8 +34,8 @@ FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 class Explanation:
     """Why a model gave an image a class.
 
-    ``map`` is float32 on the CPU, (rows, columns) of the token grid or (H, W) of the model input: larger = more evidence
-    for the target; signed and unscaled. ``box`` is the part of the image that the model saw.
+    ``map`` is float32 on the CPU, (rows, columns) of the token grid or (H, W) of the model input: larger = more
+    evidence for the target; signed and unscaled. ``box`` is the part of the image that the model saw.
     """
 
     map: Tensor

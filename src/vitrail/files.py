@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +27,7 @@ def write_together(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
     """Write several files, all of them or none."""
     with _all_or_nothing() as placed:
         for path, content in contents.items():
-            placed.stage(Path(path), lambda file, content=content: file.write(content))
+            placed.stage(Path(path), partial(_write_bytes, content))
 
 
 class _Placement:
@@ -111,6 +112,10 @@ def _named_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise VitrailError(f"Cannot write '{path}': {reason or type(error).__name__}.") from error
+
+
+def _write_bytes(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
 def _name_beside(target: Path) -> Path:

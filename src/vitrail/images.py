@@ -120,9 +120,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     if width * height > MAX_PIXELS:
         raise _too_large(name, f"{width:,} × {height:,} pixels")
     try:
-        with _warnings_lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image.load()
+        image.load()
         upright = ImageOps.exif_transpose(image)
     except Exception as error:
         raise VitrailError(

@@ -75,7 +75,7 @@ class Preprocess:
         mode = data_config.get("crop_mode") or "center"
         # timm's own default for a missing crop_pct, and its fallback for an unknown crop mode.
         crop_pct = data_config.get("crop_pct") or 0.875
-        fit: Fit = mode if mode in ("squash", "border") else "crop"
+        fit = cast(Fit, mode if mode in ("squash", "border") else "crop")
         interpolation = data_config.get("interpolation", "bicubic")
         scaled = [math.floor(edge / crop_pct) for edge in (height, width)]
         if fit == "crop" and scaled[0] != scaled[1]:
@@ -98,8 +98,8 @@ class Preprocess:
             mean, std, interpolation = transforms.mean, transforms.std, transforms.interpolation.value
         except (AttributeError, TypeError) as error:
             raise VitrailError(
-                f"Cannot read transforms of class {type(transforms).__name__}: expected the `weights.transforms()` of a "
-                "torchvision classifier."
+                f"Cannot read transforms of class {type(transforms).__name__}: expected the `weights.transforms()` "
+                "of a torchvision classifier."
             ) from error
         size = (crop[0], crop[-1])
         exact = len(resize) == 2
@@ -144,7 +144,10 @@ class Preprocess:
             raise VitrailError(
                 f"Preprocessing has the keys {sorted(values)}, expected size and others of {sorted(names)}."
             )
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as values that JSON can hold."""
@@ -231,14 +234,13 @@ class Preprocess:
     def _scaled(self, image: Image.Image, size: tuple[int, int]) -> Tensor:
         if self.arithmetic in ("torchvision", "hf_pil"):
             return _to_tensor(image.resize(size, Image.Resampling[self.interpolation.upper()]))
-        from torchvision.transforms.v2 import functional
+        from torchvision.transforms.v2 import InterpolationMode, functional
 
-        mode = "nearest-exact" if self.interpolation == "nearest" else self.interpolation
+        mode = InterpolationMode("nearest-exact" if self.interpolation == "nearest" else self.interpolation)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
         if self.arithmetic == "hf_torchvision_float":
             pixels = pixels / 255
-        interpolation = _torchvision_interpolation(mode)
-        scaled: Tensor = functional.resize(pixels, [size[1], size[0]], interpolation=interpolation, antialias=True)
+        scaled: Tensor = functional.resize(pixels, [size[1], size[0]], interpolation=mode, antialias=True)
         return scaled if scaled.is_floating_point() else scaled / 255
 
     def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
@@ -253,12 +255,6 @@ class Preprocess:
 
 def _to_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-
-
-def _torchvision_interpolation(name: str) -> Any:
-    from torchvision.transforms import InterpolationMode
-
-    return InterpolationMode(name)
 
 
 def _huggingface_geometry(

@@ -1,8 +1,8 @@
 """Pictures say what they should: colour, neutrality, what was not seen, legible captions."""
 
 import math
-import sys
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -191,7 +191,8 @@ def test_contact_sheets_stay_small() -> None:
 
 def test_drawing_touches_no_global_state_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys, torch; from PIL import Image; import vitrail.show.figure as f, vitrail.preprocessing, vitrail.images;"
+        "import sys, torch; from PIL import Image; import vitrail.preprocessing, vitrail.images, vitrail.files;"
+        "import vitrail.show.figure as f;"
         "heavy = {'matplotlib', 'timm', 'torchvision', 'transformers'} & set(sys.modules); assert not heavy, heavy;"
         "f.labelled(f.overlay(Image.new('RGB', (9, 9)), torch.randn(9, 9)), 'a', 'b');"
         "assert 'matplotlib.pyplot' not in sys.modules"

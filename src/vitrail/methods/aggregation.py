@@ -38,7 +38,7 @@ class Aggregation(TokenMethod):
             base.info,
             name=f"{base.info.name}.{cls.suffix}",
             params=made.parameters(),  # type: ignore[attr-defined]
-            paper=f"{cls.paper}; {base.info.paper}" if base.info.paper else cls.paper,
+            paper=cls.paper,
             summary=f"{cls.title} of {base.info.name}: {base.info.summary[:1].lower()}{base.info.summary[1:]}",
         )
         return made
@@ -61,7 +61,7 @@ class Aggregation(TokenMethod):
 class Plus(Aggregation):
     suffix = "plus"
     title = "sum over all layers"
-    paper = "PLUS (SkipPLUS paper, eq. 3)"
+    paper = "SkipPLUS, eq. 3"
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         layers = self.layers()

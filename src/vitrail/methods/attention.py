@@ -14,7 +14,7 @@ from vitrail.methods.layerwise import LayerMap, check_layers
 from vitrail.methods.registry import method
 
 
-@method("raw_attention", family="attention", class_specific=False, cost=(1, 0), paper="Chefer et al. 2021 (baseline)")
+@method("raw_attention", family="attention", class_specific=False, cost=(1, 0), paper="Chefer et al. 2021")
 @dataclass(kw_only=True)
 class RawAttention(LayerMap):
     """Attention of the last layer, averaged over heads, in the row that the head reads."""

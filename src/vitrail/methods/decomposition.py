@@ -14,7 +14,7 @@ from vitrail.methods.layerwise import Layerwise
 from vitrail.methods.registry import method
 
 
-@method("decompx", family="decomposition", cost=(1, 1), paper="Modarressi et al. 2023; SkipPLUS")
+@method("decompx", family="decomposition", cost=(1, 1), paper="Modarressi et al. 2023")
 @dataclass(kw_only=True)
 class DecompX(Layerwise):
     """Each token's share of the logit under frozen attention, norms and gates; shares and biases add up to it."""

@@ -12,7 +12,7 @@ from vitrail.methods.layerwise import Layerwise
 from vitrail.methods.registry import method
 
 
-@method("input_x_gradient", family="gradient", cost=(1, 1), paper="Shrikumar et al. 2016; CAT with .plus")
+@method("input_x_gradient", family="gradient", cost=(1, 1), paper="Shrikumar et al. 2016")
 @dataclass(kw_only=True)
 class InputXGradient(Layerwise):
     """Tokens times their gradient, summed over channels; rule="frozen" is LibraGrad."""

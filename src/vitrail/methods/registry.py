@@ -9,7 +9,7 @@ from dataclasses import dataclass, make_dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ def method(
 ) -> Callable[[C], C]:
     """Registers a method: a subclass of ``Method``, or a function ``(model, images, target, **params) → maps``.
 
-    A function gets the view, a batch (B, 3, H, W) and one class per image, and returns (B, rows, columns) token maps, or
-    (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's.
+    A function gets the view, a batch (B, 3, H, W) and one class per image, and returns (B, rows, columns) token maps,
+    or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's.
     """
 
     def register(thing: C) -> C:
@@ -65,7 +65,11 @@ def method(
             raise VitrailError(f"there is already a method {name!r}: choose another name.")
         if not name.isidentifier() or name != name.lower():
             raise VitrailError(f"a method name is lower-case letters, digits and underscores, but got {name!r}.")
-        cls = thing if isinstance(thing, type) and issubclass(thing, Method) else _from_function(name, thing)
+        cls = (
+            thing
+            if isinstance(thing, type) and issubclass(thing, Method)
+            else _from_function(name, cast(Callable[..., Tensor], thing))
+        )
         summary = (inspect.getdoc(thing) or "").split("\n")[0]
         cls.info = MethodInfo(
             name, family, class_specific, level, needs, cost, protocols, cls.parameters(), paper, summary

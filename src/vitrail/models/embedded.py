@@ -1,2 +1,49 @@
-def names():
-    return ()
+"""Models that come with the package: a card (JSON), the weights and the labels, all in ``vitrail/weights``."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import VitrailError
+from vitrail.models.checkpoints import load_state, read_state
+from vitrail.models.labels import read_labels
+from vitrail.models.view import View
+from vitrail.models.wrapping import wrap
+from vitrail.preprocessing import Preprocess
+
+DEFAULT = "photo"
+FOLDER = Path(str(files("vitrail"))) / "weights"
+
+
+@lru_cache(maxsize=1)
+def names() -> tuple[str, ...]:
+    """The embedded models."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+def card(name: str) -> dict[str, Any]:
+    """What is known of an embedded model: architecture, preprocessing, data, recipe, accuracy, limits, licence."""
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def load_embedded(name: str | None = None) -> View:
+    """An embedded model in single precision."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    name = name or DEFAULT
+    if name not in names():
+        raise VitrailError(f"this build of vitrail has no embedded model {name!r}: name another model.")
+    about = card(name)
+    module = VisionTransformer(**about["architecture"]).eval()
+    state = {key: value.float() for key, value in read_state(FOLDER / about["weights"]).items()}
+    load_state(module, state, about["weights"])
+    labels = read_labels(FOLDER / about["labels"], about["architecture"]["num_classes"])
+    view = wrap(module, labels=labels, output=about["output"], name=name)
+    view.preprocessing = Preprocess.from_dict(about["preprocessing"])
+    view.note = about["note"]
+    return view

@@ -46,7 +46,7 @@ class Hierarchical(View):
     def logits(self, images: Tensor) -> Tensor:
         with evaluating(self.module):
             out = self.module(self.check_images(images))
-        return out.logits if hasattr(out, "logits") else out  # type: ignore[no-any-return]
+        return out.logits if hasattr(out, "logits") else out
 
     def features(self, images: Tensor, stage: int = -2) -> Tensor:
         """Output of the last block of a stage, (B, C, h, w); the default is the second-to-last stage."""
@@ -63,7 +63,7 @@ class Hierarchical(View):
                 found = module.forward_intermediates(  # type: ignore[operator]
                     images, indices=[stage], intermediates_only=True, output_fmt="NCHW"
                 )
-                return found[0]  # type: ignore[no-any-return]
+                return found[0]
             stages: Any = module.features
             out: Tensor = stages[: 2 * stage + 2](images)  # patch embedding, then stage and merging by turns; NHWC
             return out.permute(0, 3, 1, 2)

@@ -140,7 +140,7 @@ def _position_table(source: Any, like: Tensor, extra: int, count: int, size: tup
         return table
     with torch.no_grad():
         probe = like.new_zeros(1, count + extra, table.shape[-1])
-        return source.interpolate_pos_encoding(probe, *size).detach()  # type: ignore[no-any-return]
+        return source.interpolate_pos_encoding(probe, *size).detach()
 
 
 def _rope(backbone: Any, size: tuple[int, int], like: Tensor) -> parts.Rope | None:
@@ -166,7 +166,7 @@ def _relative_bias(source: Any, grid: tuple[int, int]) -> Tensor | None:
     if source is None:
         return None
     with torch.no_grad():
-        return source(grid)[0].detach()  # type: ignore[no-any-return]
+        return source(grid)[0].detach()
 
 
 def _block(layer: Any, rope: parts.Rope | None, shared: Tensor | None, grid: tuple[int, int]) -> parts.Block:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from vitrail.errors import VitrailError
+from vitrail.models import embedded
 from vitrail.models.checkpoints import load_state, read_state
 from vitrail.models.view import Output, View
 from vitrail.models.wrapping import wrap
-
-logger = logging.getLogger(__name__)
+from vitrail.preprocessing import Preprocess
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -51,29 +51,71 @@ def load(
         dtype: "auto" = float32.
         model_args: passed on to the library that builds the model.
     """
-    spec = {"name": name, "checkpoint": str(Path(checkpoint).resolve()) if checkpoint else None, "pretrained": pretrained,
-            "num_classes": num_classes, "img_size": img_size, "output": output, **model_args}  # fmt: skip
-    if isinstance(labels, str | Path):
-        spec["labels"] = str(Path(labels).resolve())
-    elif labels is not None:
-        spec["labels"] = list(labels.values()) if isinstance(labels, Mapping) else list(labels)
-    options: dict[str, Any] = {"labels": labels, "output": output}
-    if name is None or name in _embedded_names():
-        view = _load_embedded(name, spec)
+    request = Request(
+        name or "", checkpoint, pretrained, num_classes, img_size, {"labels": labels, "output": output}, model_args
+    )
+    if name is None or name in embedded.names():
+        request.refuse_for_embedded()
+        view = embedded.load_embedded(name)
     elif name.startswith("hf:"):
-        view = _load_huggingface(name.removeprefix("hf:"), checkpoint, pretrained, img_size, options, model_args)
+        view = _load_huggingface(request)
     elif name.startswith("torchvision:"):
-        view = _load_torchvision(name, checkpoint, pretrained, num_classes, img_size, options, model_args)
+        view = _load_torchvision(request)
     else:
-        view = _load_timm(name, checkpoint, pretrained, num_classes, img_size, options, model_args)
-    view.spec = {key: value for key, value in spec.items() if value is not None}
+        view = _load_timm(request)
+    view.spec = request.spec()
     view.module.eval()
     view.module.requires_grad_(False)
     return view.to(pick_device(device), pick_dtype(dtype))
 
 
+@dataclass(frozen=True)
+class Request:
+    """What ``load`` was asked for."""
+
+    name: str
+    checkpoint: str | Path | None
+    pretrained: bool | None
+    num_classes: int | None
+    img_size: int | tuple[int, int] | None
+    view_args: dict[str, Any]  # labels, output
+    model_args: dict[str, Any]
+
+    @property
+    def wants_weights(self) -> bool:
+        """Whether the library should fetch weights: by default, unless a file brings them."""
+        return self.checkpoint is None if self.pretrained is None else self.pretrained
+
+    def state(self) -> dict[str, torch.Tensor] | None:
+        return None if self.checkpoint is None else read_state(self.checkpoint)
+
+    def spec(self) -> dict[str, Any]:
+        """The arguments that load the same model again, as JSON can hold them."""
+        labels = self.view_args["labels"]
+        if isinstance(labels, str | Path):
+            labels = str(Path(labels).resolve())
+        elif labels is not None:
+            labels = list(labels.values()) if isinstance(labels, Mapping) else list(labels)
+        given = {
+            "name": self.name or None,
+            "checkpoint": None if self.checkpoint is None else str(Path(self.checkpoint).resolve()),
+            "pretrained": self.pretrained,
+            "num_classes": self.num_classes,
+            "img_size": self.img_size,
+            "labels": labels,
+            "output": self.view_args["output"],
+            **self.model_args,
+        }
+        return {key: value for key, value in given.items() if value is not None}
+
+    def refuse_for_embedded(self) -> None:
+        given = sorted(set(self.spec()) - {"name"})
+        if given:
+            raise VitrailError(f"an embedded model takes no {', '.join(given)}: name another model to use it with.")
+
+
 def pick_device(device: str | torch.device) -> torch.device:
-    """ "auto" is CUDA where there is one; anything else must exist."""
+    """CUDA where there is one, for "auto"; anything else must exist."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -90,131 +132,104 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == "auto" else DTYPES[dtype]
 
 
-def _embedded_names() -> tuple[str, ...]:
-    from vitrail.models.embedded import names
-
-    return names()
-
-
-def _load_embedded(name: str | None, spec: Mapping[str, Any]) -> View:
-    from vitrail.models.embedded import load_embedded
-
-    given = [key for key, value in spec.items() if key != "name" and value is not None]
-    if given:
-        raise VitrailError(f"an embedded model takes no {', '.join(given)}: give the name of another model with it.")
-    return load_embedded(name)
-
-
-def _load_timm(
-    name: str,
-    checkpoint: str | Path | None,
-    pretrained: bool | None,
-    num_classes: int | None,
-    img_size: int | tuple[int, int] | None,
-    options: dict[str, Any],
-    model_args: dict[str, Any],
-) -> View:
+def _load_timm(request: Request) -> View:
     import timm
 
+    name, state = request.name, request.state()
     if not timm.is_model(name):
         raise _unknown_name(name)
-    wants_weights = pretrained if pretrained is not None else checkpoint is None
-    state = None if checkpoint is None else read_state(checkpoint)
-    if num_classes is None and state is not None:
-        num_classes = _classes_in(state)
+    num_classes = request.num_classes or (None if state is None else _classes_in(state))
     _check_has_head(name, num_classes)
-    sizes = {"num_classes": num_classes, "img_size": img_size}
-    arguments = {**{key: value for key, value in sizes.items() if value is not None}, **model_args}
-    module = _fetch(name, lambda: timm.create_model(name, pretrained=wants_weights, **arguments))
-    if state is not None:
-        load_state(module, state, str(checkpoint))
-    _warn_if_untrained(name, module, wants_weights, state is not None)
-    return wrap(module, name=name, **options)
+    sizes = {"num_classes": num_classes, "img_size": request.img_size}
+    arguments = {**{key: value for key, value in sizes.items() if value is not None}, **request.model_args}
+    module = _fetch(name, lambda: timm.create_model(name, pretrained=request.wants_weights, **arguments))
+    _fill(module, state, request)
+    return wrap(module, name=name, **request.view_args)
 
 
-def _load_torchvision(
-    name: str,
-    checkpoint: str | Path | None,
-    pretrained: bool | None,
-    num_classes: int | None,
-    img_size: int | tuple[int, int] | None,
-    options: dict[str, Any],
-    model_args: dict[str, Any],
-) -> View:
+def _load_torchvision(request: Request) -> View:
     from torchvision import models
 
-    short = name.removeprefix("torchvision:")
+    short, state = request.name.removeprefix("torchvision:"), request.state()
     if short not in models.list_models():
         close = difflib.get_close_matches(short, models.list_models(include=["*vit*", "*swin*"]), n=4)
         raise VitrailError(f"torchvision has no model {short!r}. Did you mean {', '.join(close) or 'vit_b_16'}?")
-    state = None if checkpoint is None else read_state(checkpoint)
-    wants_weights = pretrained if pretrained is not None else checkpoint is None
-    if state is not None and num_classes is None:
-        num_classes = _classes_in(state)
-    arguments = {**model_args, **({} if num_classes is None else {"num_classes": num_classes})}
-    if img_size is not None and short.startswith("vit"):
-        arguments["image_size"] = img_size
-    weights = "DEFAULT" if wants_weights else None
-    module = _fetch(name, lambda: models.get_model(short, weights=weights, **arguments))
+    num_classes = request.num_classes or (None if state is None else _classes_in(state))
+    arguments = {**request.model_args, **({} if num_classes is None else {"num_classes": num_classes})}
+    is_vit = short.startswith("vit")
+    if request.img_size is not None and is_vit:
+        arguments["image_size"] = request.img_size
+    weights = models.get_model_weights(short).DEFAULT if request.wants_weights else None
+    module = _fetch(request.name, lambda: models.get_model(short, weights=weights, **arguments))
+    _fill(module, state, request)
+    view = wrap(module, name=request.name, img_size=None if is_vit else request.img_size, **request.view_args)
+    if weights is not None and request.img_size is None:
+        view.preprocessing = Preprocess.from_torchvision(weights.transforms())
+    return view
+
+
+def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: Request) -> None:
+    """The weights of the file into the model; a warning where weights are missing altogether."""
     if state is not None:
-        load_state(module, state, str(checkpoint))
-    _warn_if_untrained(name, module, wants_weights, state is not None)
-    return wrap(module, name=name, img_size=None if short.startswith("vit") else img_size, **options)
+        load_state(module, state, str(request.checkpoint))
+        return
+    if not request.wants_weights:
+        warnings.warn(
+            f"{request.name} has random weights (pretrained=False): its explanations mean nothing.", stacklevel=4
+        )
+        return
+    config = getattr(module, "pretrained_cfg", None) or {}
+    trained, own = config.get("num_classes"), getattr(module, "num_classes", None)
+    if trained is not None and trained != own:
+        warnings.warn(f"{request.name} has a random head: {own} classes, its weights have {trained}.", stacklevel=4)
 
 
-def _load_huggingface(
-    name: str,
-    checkpoint: str | Path | None,
-    pretrained: bool | None,
-    img_size: int | tuple[int, int] | None,
-    options: dict[str, Any],
-    model_args: dict[str, Any],
-) -> View:
+def _load_huggingface(request: Request) -> View:
     try:
         from transformers import AutoImageProcessor, AutoModelForImageClassification
     except ImportError:
         raise VitrailError('Hugging Face models need an extra: pip install "vitrail[hf]".') from None
-    if checkpoint is not None or pretrained is False:
+    if request.checkpoint is not None or request.pretrained is False:
         raise VitrailError("hf: models carry their own weights; give the folder (hf:./folder), not checkpoint=.")
-    source = name
-    if name.startswith((".", "/", "~")):
-        folder = Path(name).expanduser()
-        if not (folder / "config.json").is_file():
-            raise VitrailError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
-        source = str(folder)
-
-    def build() -> tuple[nn.Module, dict[str, Any]]:
-        found: tuple[nn.Module, dict[str, Any]] = AutoModelForImageClassification.from_pretrained(
-            source, output_loading_info=True, **model_args
-        )
-        return found
-
-    module, info = _fetch(f"hf:{name}", build)
+    name = request.name
+    source = _huggingface_source(name.removeprefix("hf:"))
+    arguments = dict(request.model_args)
+    if request.num_classes is not None:
+        raise VitrailError(f"{name} has the classes of its own head; num_classes= is for timm and torchvision models.")
+    module, info = _fetch(
+        name,
+        lambda: AutoModelForImageClassification.from_pretrained(source, output_loading_info=True, **arguments),
+    )
     lost = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
     if lost:
         raise VitrailError(
-            f"hf:{name} has no weights for {', '.join(lost[:6])}: it is a backbone without a classifier. Load it with "
+            f"{name} has no weights for {', '.join(lost[:6])}: it is a backbone without a classifier. Load it with "
             f'transformers and use vitrail.wrap(backbone, head=…, pool="token"|"avg").'
         )
     processor = None
     if not Path(source).is_dir() or (Path(source) / "preprocessor_config.json").is_file():
-        processor = _fetch(f"hf:{name}", lambda: AutoImageProcessor.from_pretrained(source))
-    return wrap(module, name=f"hf:{name}", processor=processor, img_size=img_size, **options)
+        processor = _fetch(name, lambda: AutoImageProcessor.from_pretrained(source))
+    return wrap(module, name=name, processor=processor, img_size=request.img_size, **request.view_args)
 
 
-def _fetch(name: str, build: Any) -> Any:
+def _huggingface_source(name: str) -> str:
+    if not name.startswith((".", "/", "~")):
+        return name
+    folder = Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        raise VitrailError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
+    return str(folder)
+
+
+def _fetch(name: str, build: Callable[[], Any]) -> Any:
     """Builds a model whose weights may come over the network; any failure becomes one clear error."""
     try:
         return build()
-    except VitrailError:
-        raise
-    except KeyboardInterrupt:
-        raise
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise VitrailError(
-            f"could not build {name} or get its weights: {reason[:300]}. If this machine is offline, give checkpoint=FILE "
-            f"(timm, torchvision) or a local folder (hf:./folder), or use the embedded model: vitrail.load()."
+            f"could not build {name} or get its weights: {reason[:300]}. If this machine is offline, give "
+            f"checkpoint=FILE (timm, torchvision) or a local folder (hf:./folder), or use vitrail.load()."
         ) from error
 
 
@@ -229,10 +244,10 @@ def _classes_in(state: Mapping[str, torch.Tensor]) -> int | None:
 def _unknown_name(name: str) -> VitrailError:
     import timm
 
-    stem = name.split(".")[0]
+    stem = name.partition(".")[0]
     close = difflib.get_close_matches(stem, timm.list_models(), n=4)
     hint = f" Did you mean {', '.join(close)}?" if close else ""
-    known = [n for n in timm.list_pretrained(f"{stem}.*")]
+    known = timm.list_pretrained(f"{stem}.*")
     if known:
         hint = f" {stem} has the tags {', '.join(n.split('.', 1)[1] for n in known)}."
     return VitrailError(
@@ -252,13 +267,13 @@ def _check_has_head(name: str, num_classes: int | None) -> None:
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if config is None or config.num_classes != 0:
         return
-    stem = re.sub(r"(_\d+)+$", "", name.split(".")[0])
-    patterns = (f"{name.split('.')[0]}.*", f"{stem}_*", f"{'_'.join(stem.split('_')[:2])}_*")
+    stem = re.sub(r"(_\d+)+$", "", name.partition(".")[0])
+    patterns = (f"{name.partition('.')[0]}.*", f"{stem}_*", f"{'_'.join(stem.split('_')[:2])}_*")
     rivals = [n for pattern in patterns for n in timm.list_pretrained(pattern) if _has_classes(n)]
     told = ", ".join(dict.fromkeys(rivals[:6])) or "none in timm"
     raise VitrailError(
-        f"{name} is a backbone without classes (num_classes is 0). Weights with a head: {told}. Or bring a head of your "
-        f"own: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE."
+        f"{name} is a backbone without classes (num_classes is 0). Weights with a head: {told}. Or bring a head of "
+        f"your own: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE."
     )
 
 
@@ -267,15 +282,3 @@ def _has_classes(name: str) -> bool:
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     return config is not None and bool(config.num_classes)
-
-
-def _warn_if_untrained(name: str, module: nn.Module, pretrained: bool, has_checkpoint: bool) -> None:
-    if has_checkpoint:
-        return
-    config = getattr(module, "pretrained_cfg", None) or {}
-    own = config.get("num_classes") if isinstance(config, Mapping) else None
-    classes = getattr(module, "num_classes", None)
-    if not pretrained:
-        warnings.warn(f"{name} has random weights (pretrained=False): its explanations mean nothing.", stacklevel=4)
-    elif own is not None and classes is not None and own != classes:
-        warnings.warn(f"{name} has a random head ({classes} classes, its weights have {own}).", stacklevel=4)

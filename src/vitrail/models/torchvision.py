@@ -39,7 +39,7 @@ def describe(
     count = module.encoder.pos_embedding.shape[1] - 1
     embedding = parts.Embedding(
         module.conv_proj.weight.detach(),
-        module.conv_proj.bias.detach(),
+        None if module.conv_proj.bias is None else module.conv_proj.bias.detach(),
         prefix,
         positions(module.encoder.pos_embedding, prefix.shape[0], count),
     )

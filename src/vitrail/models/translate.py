@@ -11,8 +11,8 @@ from vitrail.errors import VitrailError
 from vitrail.models import parts
 
 SUPPORTED = (
-    "timm ViT, DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; torchvision ViT and Swin; Hugging Face "
-    "ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin (features only)"
+    "timm ViT, DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; torchvision ViT and Swin; Hugging "
+    "Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin (features only)"
 )
 
 # Class name of an activation module → canonical name; GELU decides by its `approximate`.
@@ -48,10 +48,10 @@ def norm(module: nn.Module | None) -> parts.Norm | None:
     kind = type(module).__name__
     if not isinstance(module, nn.LayerNorm) and kind not in ("RmsNorm", "RMSNorm"):
         raise refuse(module, "as a norm layer only LayerNorm and RMSNorm are known")
-    shape = tuple(module.normalized_shape)
-    eps = module.eps if module.eps is not None else torch.finfo(torch.float32).eps
+    shape: Any = module.normalized_shape
+    eps: Any = module.eps if module.eps is not None else torch.finfo(torch.float32).eps
     weight, bias = (_detached(getattr(module, name, None)) for name in ("weight", "bias"))
-    return parts.Norm(shape[-1], float(eps), weight, bias, rms=not isinstance(module, nn.LayerNorm))
+    return parts.Norm(int(shape[-1]), float(eps), weight, bias, rms=not isinstance(module, nn.LayerNorm))
 
 
 def needed_norm(module: nn.Module) -> parts.Norm:

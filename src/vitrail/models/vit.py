@@ -63,7 +63,7 @@ class ViT(View):
         return self.encode(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) normalised → x_0 (B, P + N, d): after positions, prefix tokens and any norm before the blocks."""
+        """(B, 3, H, W) normalised → x_0 (B, P + N, d): after positions, prefix tokens and the norm before blocks."""
         return Walk(self.architecture()).embed(self.check_images(images))
 
     def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -95,7 +95,7 @@ class ViT(View):
             raise VitrailError(
                 f"keep must hold patch numbers of shape ({batch}, k), but got {keep.dtype} {tuple(keep.shape)}."
             )
-        if keep.numel() and not (0 <= int(keep.min()) and int(keep.max()) < patches):
+        if keep.numel() and not (int(keep.min()) >= 0 and int(keep.max()) < patches):
             raise VitrailError(f"keep holds patch numbers outside 0…{patches - 1}.")
         if keep.shape[1] == 0 and self.pools_patches:
             raise VitrailError(f"no patch is left, but the head of {self.name} pools patches: keep at least one.")

@@ -114,7 +114,7 @@ def _input_size(module: nn.Module, adapter: ModuleType, wanted: int | tuple[int,
         raise refuse(module, "it is not a plain Vision Transformer")
     asked, native = _square(wanted), adapter.native_size(module)
     if asked is None or asked == native:
-        return native  # type: ignore[no-any-return]
+        return native
     if not adapter.takes_other_sizes(module):
         raise VitrailError(
             f"{type(module).__name__} was built for images of {native[0]}×{native[1]} and cannot take {asked[0]}×"
@@ -153,10 +153,9 @@ def _preprocess(
         base = Preprocess(size, *colours, interpolation="bilinear", fit="squash")
     else:
         base = Preprocess(size, interpolation="bilinear", fit="crop", resize=round(min(size) * 256 / 224))
-    changes: dict[str, Any] = {"mean": mean, "std": std}
-    if base.size != size:
-        changes["size"] = size
-    return replace(base, **{k: tuple(v) for k, v in changes.items() if v is not None})
+    given: dict[str, Any] = {"mean": mean, "std": std, "size": size}
+    changes: dict[str, Any] = {name: tuple(value) for name, value in given.items() if value is not None}
+    return replace(base, **changes)
 
 
 def _labels(view: View, given: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:

@@ -40,12 +40,11 @@ def fit_text(text: str, width: int, size: int, *, bold: bool = False, smallest: 
         return Paragraph((), size, bold)
     for points in range(size, min(smallest, size) - 1, -1):
         face = font(points, bold)
-        wrapped = _wrap(words, width, face)
+        wrapped = _wrap(words, width, face, lines)
         whole = points == min(smallest, size) or all(face.getlength(word) <= width for word in words)
-        if whole and len(wrapped) <= lines:
+        if whole and face.getlength(wrapped[-1]) <= width:
             return Paragraph(tuple(wrapped), points, bold)
-    kept = wrapped[: lines - 1] + [_cut(" ".join(wrapped[lines - 1 :]), width, face)]
-    return Paragraph(tuple(kept), points, bold)
+    return Paragraph((*wrapped[:-1], _cut(wrapped[-1], width, face)), points, bold)
 
 
 @lru_cache(maxsize=64)
@@ -58,20 +57,20 @@ def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", name), size, layout_engine=_BASIC)
 
 
-def _wrap(words: list[str], width: int, face: ImageFont.FreeTypeFont) -> list[str]:
-    """Break words into lines; a word longer than a line is broken where it must."""
-    lines: list[str] = []
-    for word in words:
-        if lines and face.getlength(f"{lines[-1]} {word}") <= width:
-            lines[-1] += f" {word}"
-            continue
-        rest = word
-        while len(rest) > 1 and face.getlength(rest) > width:
-            part = max(1, _letters_that_fit(rest, width, face))
-            lines.append(rest[:part])
-            rest = rest[part:]
-        lines.append(rest)
-    return lines
+def _wrap(words: list[str], width: int, face: ImageFont.FreeTypeFont, lines: int) -> list[str]:
+    """Break words into at most `lines` lines; the last one holds all the rest, even where it is too wide."""
+    wrapped: list[str] = []
+    waiting = words[::-1]
+    while waiting and len(wrapped) < lines - 1:
+        line = waiting.pop()
+        fits = max(1, _letters_that_fit(line, width, face))
+        if fits < len(line):
+            waiting.append(line[fits:])
+            line = line[:fits]
+        while waiting and face.getlength(f"{line} {waiting[-1]}") <= width:
+            line += f" {waiting.pop()}"
+        wrapped.append(line)
+    return [*wrapped, " ".join(waiting[::-1])] if waiting else wrapped
 
 
 def _cut(line: str, width: int, face: ImageFont.FreeTypeFont) -> str:
@@ -86,8 +85,8 @@ def _cut(line: str, width: int, face: ImageFont.FreeTypeFont) -> str:
 
 
 def _letters_that_fit(text: str, width: int, face: ImageFont.FreeTypeFont) -> int:
-    """Return how many leading letters fit, by bisection (a label may be thousands of letters long)."""
-    fits, too_many = 0, min(len(text), 4096) + 1
+    """Return how many leading letters fit, by bisection: a label may be thousands of letters long."""
+    fits, too_many = 0, len(text) + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         if face.getlength(text[:middle]) <= width:

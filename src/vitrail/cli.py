@@ -1,0 +1,132 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitrail.errors import VitrailError
+
+app = typer.Typer(
+    name="vitrail",
+    help="See through any Vision Transformer: why did it say that?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="timm name, hf:ORG/NAME, hf:./folder, torchvision:NAME; default: the embedded one."
+    ),
+]
+
+
+def main() -> None:
+    """Runs the command line; every error of vitrail is one line, never a traceback."""
+    try:
+        app()
+    except VitrailError as error:
+        sys.exit(_say_error(error))
+    except KeyboardInterrupt:
+        print("\nvitrail: stopped; everything written so far is complete.", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """See through any Vision Transformer: why did it say that?"""
+    if version:
+        from vitrail.version import __version__
+
+        typer.echo(f"vitrail {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def explain(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER…", help="Pictures, or folders of them.")],
+    model: ModelName = None,
+    method: Annotated[str | None, typer.Option(help="See `vitrail methods`; default: decompx.skipplus.")] = None,
+    target: Annotated[str | None, typer.Option(help="Class, by name or number; default: the predicted one.")] = None,
+    against: Annotated[str | None, typer.Option(help="Explain the class as opposed to this one.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K likeliest classes side by side.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("vitrail-out"),
+    param: Annotated[
+        list[str] | None, typer.Option("--param", "-p", help="Parameter of the method, name=value.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="File with the model's weights.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="File with the class names, one per line.")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Size of the head.")] = None,
+    img_size: Annotated[int | None, typer.Option(help="Input size, if not the model's usual one.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, float64.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Explain pictures: which parts speak for the class, which against it."""
+    from vitrail.commands.explain import run
+    from vitrail.models.loading import load
+
+    if top > 1 and target is not None:
+        raise VitrailError("--top explains the likeliest classes and --target one class: give only one of the two.")
+    weights = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
+    view = load(model, device=device, dtype=dtype, **weights)  # type: ignore[arg-type]
+    failed = run(view, images, method, target, against, top, out, parse_params(param or []), as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(
+    pattern: Annotated[str, typer.Argument(metavar="[GLOB]", help="Part of the names, e.g. 'deit*'.")] = "*",
+    as_json: Json = False,
+) -> None:
+    """List the models that can be explained by name."""
+    from vitrail.commands.listing import list_models, show
+
+    show(list_models(pattern), as_json, f"models that fit {pattern!r}")
+
+
+@app.command()
+def methods(
+    pattern: Annotated[str, typer.Argument(metavar="[GLOB]", help="Part of the names, e.g. '*.plus'.")] = "*",
+    model: ModelName = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods; with --model, which of them it supports and why not the others."""
+    from vitrail.commands.listing import describe_methods, show
+
+    show(describe_methods(pattern, model), as_json, f"methods that fit {pattern!r}")
+
+
+def parse_params(given: list[str]) -> dict[str, Any]:
+    """``name=value`` texts → parameters; values are JSON where they can be, else text."""
+    params: dict[str, Any] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign or not name.isidentifier():
+            raise VitrailError(f"a parameter is given as name=value, but got {text!r}.")
+        try:
+            params[name] = json.loads(value)
+        except json.JSONDecodeError:
+            params[name] = value
+    return params
+
+
+def _say_error(error: VitrailError) -> int:
+    from rich.console import Console
+
+    Console(stderr=True).print(f"[bold red]Error:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+    return 1
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

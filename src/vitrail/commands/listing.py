@@ -1,0 +1,108 @@
+"""``vitrail models`` and ``vitrail methods``: tables, or JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from vitrail.errors import VitrailError
+from vitrail.methods.registry import get_method, list_methods
+from vitrail.models import embedded
+
+# timm files whose models can be seen through, and the names among them whose blocks cannot be written as operations.
+TIMM_FILES = ("vision_transformer", "deit", "eva", "beit")
+TIMM_HIERARCHICAL = ("swin_transformer", "swin_transformer_v2")
+REFUSED = re.compile(r"_xp_|_18x2_|_rpn_|vit_d\w*wee_|_parallel|_prr|sapiens2|enormous|_r\d+_|gated|genlip|gemma")
+
+
+def list_models(pattern: str) -> list[dict[str, Any]]:
+    """Embedded models and supported timm names, with the tag, classes and input size of their default weights."""
+    rows = [_embedded_row(name) for name in embedded.names() if fnmatchcase(name, pattern)]
+    import timm
+
+    for name in timm.list_models(pattern):
+        source = timm.model_entrypoint(name).__module__.rpartition(".")[2]
+        if source not in TIMM_FILES + TIMM_HIERARCHICAL or REFUSED.search(name):
+            continue
+        config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+        tag, classes, size = (
+            (None, None, None) if config is None else (config.tag, config.num_classes, config.input_size)
+        )
+        row = {
+            "name": name,
+            "tag": tag,
+            "classes": classes,
+            "input": None if size is None else f"{size[1]}×{size[2]}",
+            "view": "features only" if source in TIMM_HIERARCHICAL else "tokens",
+        }
+        rows.append(row)
+    if not rows:
+        raise VitrailError(
+            f"no model fits {pattern!r}. Hugging Face models are named hf:ORG/NAME, torchvision's torchvision:NAME."
+        )
+    return rows
+
+
+def _embedded_row(name: str) -> dict[str, Any]:
+    about = embedded.card(name)["architecture"]
+    size = about["img_size"]
+    return {
+        "name": name,
+        "tag": "embedded",
+        "classes": about["num_classes"],
+        "input": f"{size}×{size}",
+        "view": "tokens",
+    }
+
+
+def describe_methods(pattern: str, model: str | None) -> list[dict[str, Any]]:
+    """Every method with what it is; with a model, whether it can explain it and why not."""
+    found = list_methods(pattern)
+    if not found:
+        raise VitrailError(f"no method fits {pattern!r}; `vitrail methods` lists all.")
+    view = None
+    if model is not None:
+        from vitrail.models.loading import load
+
+        view = load(model)
+    rows = []
+    for name, info in found.items():
+        row: dict[str, Any] = {
+            "name": name,
+            "family": info.family,
+            "class-specific": info.class_specific,
+            "level": info.level,
+            "cost": f"{info.cost[0]:g} F + {info.cost[1]:g} B",
+            "parameters": info.params,
+            "paper": info.paper,
+            "summary": info.summary,
+        }
+        if view is not None:
+            row["supported"] = get_method(name).unsupported(view) or "yes"
+        rows.append(row)
+    return rows
+
+
+def show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
+    """A table for people, or JSON for programs."""
+    if as_json:
+        print(json.dumps(rows, ensure_ascii=False, indent=1))  # noqa: T201
+        return
+    hidden = {"summary", "parameters"}
+    columns = [name for name in rows[0] if name not in hidden]
+    headers = [Column(name, no_wrap=name == "name") for name in columns]
+    table = Table(*headers, title=f"{len(rows)} {title}", box=None, header_style="dim", title_justify="left")
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in columns))
+    Console(highlight=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)
