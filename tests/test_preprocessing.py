@@ -126,8 +126,8 @@ def test_huggingface_without_a_fixed_size() -> None:
         )
 
 
-@pytest.mark.parametrize("image_size", SIZES, ids=IDS)
-@pytest.mark.parametrize("weights", ["ViT_B_16_Weights", "ViT_L_16_Weights", "Swin_T_Weights", "Swin_V2_T_Weights"])
+@pytest.mark.parametrize("image_size", SIZES[::2], ids=IDS[::2])
+@pytest.mark.parametrize("weights", ["ViT_B_16_Weights", "Swin_T_Weights", "Swin_V2_T_Weights"])
 def test_equals_torchvision(image_size: tuple[int, int], weights: str) -> None:
     import torchvision.models
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -19,6 +21,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
+STOPPED = 130  # what typer makes of Ctrl-C
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 ModelName = Annotated[
     str | None,
@@ -30,13 +34,21 @@ ModelName = Annotated[
 
 def main() -> None:
     """Runs the command line; every error of vitrail is one line, never a traceback."""
-    try:
-        app()
-    except VitrailError as error:
-        sys.exit(_say_error(error))
-    except KeyboardInterrupt:
-        print("\nvitrail: stopped; everything written so far is complete.", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+    with warnings.catch_warnings():
+        warnings.showwarning = _say_warning
+        try:
+            app()
+        except VitrailError as error:
+            sys.exit(_say_error(str(error)))
+        except SystemExit as stop:
+            if stop.code == STOPPED:
+                typer.echo("\nvitrail: stopped; everything written so far is complete.", err=True)
+            raise
+        except Exception as error:
+            if os.environ.get("VITRAIL_TRACEBACK"):
+                raise
+            hint = "This should not happen: please report it; VITRAIL_TRACEBACK=1 shows where it comes from."
+            sys.exit(_say_error(f"{type(error).__name__}: {error}. {hint}"))
 
 
 @app.callback(invoke_without_command=True)
@@ -70,14 +82,16 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain pictures: which parts speak for the class, which against it."""
-    from vitrail.commands.explain import run
+    from vitrail.commands.explain import find_pictures, run
     from vitrail.models.loading import load
 
     if top > 1 and target is not None:
         raise VitrailError("--top explains the likeliest classes and --target one class: give only one of the two.")
+    paths = find_pictures(images, out)
+    chosen = parse_params(param or [])
     weights = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
     view = load(model, device=device, dtype=dtype, **weights)  # type: ignore[arg-type]
-    failed = run(view, images, method, target, against, top, out, parse_params(param or []), as_json)
+    failed = run(view, paths, method, target, against, top, out, chosen, as_json)
     if failed:
         raise typer.Exit(1)
 
@@ -119,14 +133,24 @@ def parse_params(given: list[str]) -> dict[str, Any]:
     return params
 
 
-def _say_error(error: VitrailError) -> int:
-    from rich.console import Console
-
-    Console(stderr=True).print(f"[bold red]Error:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True)
+def _say_error(message: str) -> int:
+    _say("[bold red]Error:[/]", message)
     return 1
 
 
-def _escaped(text: str) -> str:
+def _say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    _say("[yellow]Warning:[/]", str(message))
+
+
+def _say(what: str, text: str) -> None:
+    from rich.console import Console
     from rich.markup import escape
 
-    return escape(text)
+    Console(stderr=True).print(f"{what} {escape(text)}", highlight=False, soft_wrap=True)

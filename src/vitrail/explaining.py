@@ -73,6 +73,8 @@ def explain(
         batch_size: images per pass; None = by device.
         params: the method's parameters.
     """
+    if "shape" in params:
+        raise VitrailError("shape= is for a method's attribute(): explain() gives the map, heatmap() it on the image.")
     view = as_view(model)
     chosen = build_method(method or default_method(view), view, **params)
     several = isinstance(image, list | tuple) or (isinstance(image, Tensor) and image.ndim == 4)
@@ -93,8 +95,8 @@ def explain_each(
     size = batch_size or BATCH.get(view.device.type, 4)
     targets = None if target is None else pick(view, target, len(sources), "target")
     rivals = None if against is None else pick(view, against, len(sources), "against")
-    if targets is not None and rivals is not None and bool((targets == rivals).any()):
-        raise VitrailError("target and against are the same class: nothing is left to explain.")
+    if targets is not None and rivals is not None:
+        _check_rivals(view, targets, rivals)
     with tqdm(total=len(sources), desc=method.info.name, unit="image", delay=2, disable=None, leave=False) as bar:
         for start in range(0, len(sources), size):
             chunk = slice(start, start + size)
@@ -160,9 +162,16 @@ def _explain_batch(
             logits = view.logits(images)
         check_finite(view, logits)
         classes = view.class_scores(logits).argmax(1).cpu() if target is None else target
+        if against is not None:
+            _check_rivals(view, classes, against)
         found = method.explain(images, classes, against)
     except torch.OutOfMemoryError:
         raise VitrailError(f"{len(pictures)} images at once do not fit in memory: use a smaller batch_size.") from None
+    if found.map.ndim != 3 or len(found.map) != len(pictures):
+        raise VitrailError(
+            f"{method.info.name} gave maps of shape {tuple(found.map.shape)} for {len(pictures)} images: expected "
+            f"({len(pictures)}, rows, columns)."
+        )
     probabilities = view.probabilities(logits).cpu()
     maps = found.map.float().cpu()
     seconds = (time.perf_counter() - begin) / len(pictures)
@@ -188,6 +197,12 @@ def _explain_batch(
             {name: float(values[i]) for name, values in found.extras.items()},
             picture.path,
         )
+
+
+def _check_rivals(view: View, target: Tensor, against: Tensor) -> None:
+    same = target[target == against]
+    if len(same):
+        raise VitrailError(f"target and against are both {view.label(int(same[0]))}: nothing is left to explain.")
 
 
 def check_finite(view: View, logits: Tensor) -> None:

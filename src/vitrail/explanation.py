@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import math
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
@@ -61,12 +62,15 @@ class Explanation:
 
     def overlay(self, alpha: float = 0.85, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
         """The map over the photo; signed maps in two colours about zero; unseen parts hatched."""
-        return overlay(self.image, fit_to_image(self.map, self.box, self.image.size, mode), alpha=alpha)
+        return overlay(self.image, self._on_image(mode), alpha=alpha)
 
     def picture(self) -> Image.Image:
         """The overlay with class, probability and method under it."""
         detail = f"{self.method} · {self.model_name}"
-        return labelled(self.overlay(), self.title, detail, Scale.of(self.map))
+        return labelled(self.overlay(), self.title, detail, Scale.of(self._on_image()))
+
+    def _on_image(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
+        return fit_to_image(self.map, self.box, self.image.size, mode)
 
     @property
     def title(self) -> str:
@@ -77,14 +81,20 @@ class Explanation:
     def save(self, path: str | Path) -> Path:
         """Writes the picture and, beside it, a JSON file that ``vitrail.open`` reads; both or none."""
         path = Path(path)
-        path = path if path.suffix else path.with_suffix(".png")
+        path = path if path.suffix or not path.name else path.with_suffix(".png")
+        write_together(self.files(path))
+        return path
+
+    def files(self, path: Path) -> dict[str | os.PathLike[str], bytes]:
+        """What ``save`` writes: the picture and its JSON file."""
         if path.suffix.lower() not in FORMATS:
             raise VitrailError(f"cannot save a picture as {path.name!r}: expected one of {', '.join(FORMATS)}.")
+        if self.image_path is not None and path.resolve() == Path(self.image_path):
+            raise VitrailError(f"{path} is the explained picture itself: save under another name.")
         buffer = io.BytesIO()
         self.picture().save(buffer, FORMATS[path.suffix.lower()])
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, default=str)
-        write_together({path: buffer.getvalue(), path.with_suffix(".json"): text.encode()})
-        return path
+        return {path: buffer.getvalue(), path.with_suffix(".json"): text.encode()}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pixels, as JSON can hold it."""
@@ -96,7 +106,7 @@ class Explanation:
                 "name": self.model_name,
                 "fingerprint": None if model is None else model.fingerprint(),
                 "load": None if model is None else model.spec,
-                "input_size": None if model is None else list(model.size),
+                "preprocessing": None if model is None else model.preprocessing.to_dict(),
             },
             "image": {"path": self.image_path, "sha256": image_hash(self.image), "size": list(self.image.size)},
             "method": self.method,
@@ -124,28 +134,26 @@ class Explanation:
 
 
 def open_explanation(
-    path: str | Path, *, model: View | None = None, image: Any = None, check: bool = True
+    path: str | Path, *, model: View | nn.Module | str | None = None, image: Any = None, check: bool = True
 ) -> Explanation:
     """Reloads a saved explanation and checks that its model and its image are still the same.
 
     Args:
         path: the JSON file beside a saved picture, or the picture.
-        model: the view it was made with; None = load it again as it was loaded then.
+        model: the view, module or name it was made with; None = load it again as it was loaded then.
         image: the picture it explains; None = the file it came from.
         check: False skips the comparison with the model (which is then not loaded).
     """
-    path = Path(path).with_suffix(".json")
+    path = Path(path)
+    path = path.with_suffix(".json") if path.name else path
     saved = _read(path)
     try:
         picture = _find_image(saved["image"], image, path)
-        if check and model is None:
-            model = _find_model(saved["model"], path)
-        if check and model is not None and model.fingerprint() != saved["model"]["fingerprint"]:
-            raise VitrailError(f"the model {model.name} is not the one of {path}: its weights have changed.")
+        view = _find_model(saved["model"], model, path, check)
         return Explanation(
             _unpack(saved["map"]),
             picture,
-            model,
+            view,
             saved["method"],
             saved["params"],
             saved["target"],
@@ -160,7 +168,7 @@ def open_explanation(
             saved["extras"],
             saved["image"]["path"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None
 
 
@@ -181,13 +189,30 @@ def _find_image(saved: Mapping[str, Any], given: Any, path: Path) -> Image.Image
 
     if given is None and saved["path"] is None:
         raise VitrailError(f"{path} was made from an image in memory: give it as image=.")
+    if given is None and not Path(saved["path"]).exists():
+        raise VitrailError(f"the image of {path} is no longer at {saved['path']}: give it as image=.")
     picture = read_image(saved["path"] if given is None else given)
     if image_hash(picture) != saved["sha256"]:
         raise VitrailError(f"the image {saved['path'] or 'given'} is not the one explained in {path}: it has changed.")
     return picture
 
 
-def _find_model(saved: Mapping[str, Any], path: Path) -> View:
+def _find_model(saved: Mapping[str, Any], given: View | nn.Module | str | None, path: Path, check: bool) -> View | None:
+    from vitrail.explaining import as_view
+
+    if given is None and not check:
+        return None
+    view = _load_again(saved, path) if given is None else as_view(given)
+    for what, now, then in (
+        ("weights", view.fingerprint(), saved["fingerprint"]),
+        ("preprocessing", view.preprocessing.to_dict(), saved["preprocessing"]),
+    ):
+        if check and now != then:
+            raise VitrailError(f"the model {view.name} is not the one of {path}: its {what} changed.")
+    return view
+
+
+def _load_again(saved: Mapping[str, Any], path: Path) -> View:
     from vitrail.models.loading import load
 
     if saved["load"] is None:

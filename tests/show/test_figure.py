@@ -183,9 +183,9 @@ def test_arranging() -> None:
 def test_contact_sheets_stay_small() -> None:
     dot = Image.new("RGB", (8, 8))
     few = contact_sheet([(dot, "one"), (dot, "two"), (dot, "three")])
-    many = contact_sheet([(dot, "")] * 1500)
+    many = contact_sheet([(dot, "")] * 900)
     assert few.width == 2 * 320 + 3 * 16
-    assert many.width * many.height < 120_000_000
+    assert many.width * many.height < 100_000_000
     assert thumbnail(Image.new("L", (1000, 500))).size == (320, 160)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import time
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from vitrail.errors import VitrailError
-from vitrail.explaining import default_method, explain_each
+from vitrail.explaining import check_finite, default_method, explain_each, see
 from vitrail.explanation import Explanation
-from vitrail.files import save_atomically, write_together
+from vitrail.files import write_together
 from vitrail.images import image_files
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
@@ -43,9 +46,24 @@ class Report:
         return sum(bool(row["error"]) for row in self.rows)
 
 
+def find_pictures(sources: list[str], out: Path) -> list[Path]:
+    """The pictures to explain, once it is sure that results can be written; earlier results are not among them."""
+    there = next(place for place in (out, *out.parents) if os.path.lexists(place))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise VitrailError(f"cannot write into --out {out}: {there} is not a folder that can be written.")
+    folders, place = [Path(source).resolve() for source in sources if Path(source).is_dir()], out.resolve()
+    if place in folders:
+        raise VitrailError(f"--out {out} is the folder of the pictures: choose another, or results mix with them.")
+    inside = any(folder in place.parents for folder in folders)
+    found = [path for path in image_files(sources) if not (inside and place in path.resolve().parents)]
+    if not found:
+        raise VitrailError(f"there are no pictures in {', '.join(sources)} besides earlier results ({out}).")
+    return found
+
+
 def run(
     view: View,
-    sources: list[str],
+    paths: list[Path],
     method_name: str | None,
     target: str | None,
     against: str | None,
@@ -57,8 +75,7 @@ def run(
     """Explains every picture and says where the results are; returns how many pictures failed."""
     told = Console(stderr=as_json, highlight=False)
     method = build_method(method_name or default_method(view), view, **params)
-    paths = image_files(sources)
-    _check_classes(view, method, target, against)
+    _check_classes(view, method, target, against, top)
     _introduce(told, view)
     _estimate(told, view, method, len(paths) * top)
     names = _output_names(paths, method.info.name)
@@ -92,14 +109,14 @@ def _explain_one(
     except VitrailError as error:
         if alone:
             raise
-        told.print(f"[red]{path.name}[/]: {error}", soft_wrap=True, markup=True)
+        told.print(f"[red]{escape(path.name)}[/]: {escape(str(error))}", soft_wrap=True)
         report.rows.append(dict.fromkeys(COLUMNS, "") | {"image": str(path), "error": str(error)})
         report.results.append({"image": {"path": str(path)}, "error": str(error)})
         return
     first = found[0]
     if alone:
         _show_top(told, first)
-    told.print(f"{first.title} → [bold]{picture}[/]" + _gap(first), soft_wrap=True)
+    told.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _gap(first), soft_wrap=True)
     for explanation in found:
         report.rows.append(_row(path, explanation, picture))
         report.results.append({"picture": str(picture), **explanation.to_dict()})
@@ -112,43 +129,52 @@ def _explanations(
     if top == 1:
         yield from explain_each(method, [str(path)], target, against)
         return
-    first = next(explain_each(method, [str(path)], None, against if against is None else [against]))
-    rivals = [index for index, _, _ in first.top] if top <= len(first.top) else _likeliest(method.model, first, top)
-    yield first
-    others = rivals[1:top]
-    if others:
-        yield from explain_each(method, [str(path)] * len(others), others, against)
+    view = method.model
+    rival = None if against is None else view.class_index(against)
+    classes = [index for index in _ranked(view, path) if index != rival][:top]
+    yield from explain_each(method, [str(path)] * len(classes), classes, against)
 
 
-def _likeliest(view: View, first: Explanation, count: int) -> list[int]:
+def _ranked(view: View, path: Path) -> list[int]:
     with torch.no_grad():
-        logits = view.logits(view.preprocess(first.image)[None])
-    return view.class_scores(logits)[0].argsort(descending=True, stable=True)[:count].tolist()
+        logits = view.logits(see(view, path).pixels[None])
+    check_finite(view, logits)
+    return view.class_scores(logits)[0].argsort(descending=True, stable=True).tolist()
 
 
 def _save(found: list[Explanation], stem: Path) -> Path:
     """One picture with its JSON file; for several classes one of each, and all side by side."""
     if len(found) == 1:
         return found[0].save(stem.with_name(stem.name + ".png"))
+    files: dict[str | os.PathLike[str], bytes] = {}
     for rank, explanation in enumerate(found, 1):
-        explanation.save(stem.with_name(f"{stem.name}.{rank}.png"))
-    sheet = side_by_side([explanation.picture() for explanation in found])
-    return save_atomically(stem.with_name(f"{stem.name}.top{len(found)}.png"), lambda file: sheet.save(file, "PNG"))
+        files |= explanation.files(stem.with_name(f"{stem.name}.{rank}.png"))
+    together = stem.with_name(f"{stem.name}.top{len(found)}.png")
+    write_together({**files, together: _png(side_by_side([explanation.picture() for explanation in found]))})
+    return together
 
 
-def _check_classes(view: View, method: Method, target: str | None, against: str | None) -> None:
+def _png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _check_classes(view: View, method: Method, target: str | None, against: str | None, top: int) -> None:
     """A wrong class is an error before any work."""
-    for name in (target, against):
-        if name is not None:
-            view.class_index(name)
-    if against is not None and not method.info.class_specific:
-        raise VitrailError(f"{method.info.name} is the same for every class: --against has no meaning for it.")
+    chosen, rival = (None if name is None else view.class_index(name) for name in (target, against))
+    if rival is not None and chosen == rival:
+        raise VitrailError(f"--target and --against are both {view.label(rival)}: nothing is left to explain.")
+    for option, given in (("--against", against is not None), ("--top", top > 1)):
+        if given and not method.info.class_specific:
+            raise VitrailError(f"{method.info.name} is the same for every class: {option} has no meaning for it.")
 
 
 def _introduce(told: Console, view: View) -> None:
-    told.print(f"Model [bold]{view.name}[/]: {view.num_classes} classes, {view.size[0]}×{view.size[1]} pixels.")
+    size = f"{view.size[0]}×{view.size[1]}"
+    told.print(f"Model [bold]{escape(view.name)}[/]: {view.num_classes} classes, {size} pixels.", soft_wrap=True)
     if view.note:
-        told.print(f"[dim]{view.note}[/]", soft_wrap=True)
+        told.print(f"[dim]{escape(view.note)}[/]", soft_wrap=True)
 
 
 def _estimate(told: Console, view: View, method: Method, count: int) -> None:
@@ -174,7 +200,7 @@ def _show_top(told: Console, explanation: Explanation) -> None:
     table = Table("class", "name", "probability", box=None, header_style="dim")
     for index, label, probability in explanation.top:
         style = "bold" if index == explanation.target else None
-        table.add_row(str(index), label, f"{probability:.1%}", style=style)
+        table.add_row(str(index), escape(label), f"{probability:.1%}", style=style)
     told.print(table)
 
 
@@ -198,21 +224,18 @@ def _finish_folder(told: Console, out: Path, report: Report) -> None:
     writer.writerows(report.rows)
     files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": buffer.getvalue().encode()}
     if report.thumbnails:
-        sheet = io.BytesIO()
-        contact_sheet(report.thumbnails).save(sheet, "PNG")
-        files[out / "contact-sheet.png"] = sheet.getvalue()
+        files[out / "contact-sheet.png"] = _png(contact_sheet(report.thumbnails))
     write_together(files)
-    told.print("Overview: " + " and ".join(f"[bold]{path}[/]" for path in files), soft_wrap=True)
+    told.print("Overview: " + " and ".join(f"[bold]{escape(str(path))}[/]" for path in files), soft_wrap=True)
     if report.failures:
-        told.print(f"[red]{report.failures} pictures could not be explained[/]; the table says why.")
+        what = "1 picture" if report.failures == 1 else f"{report.failures} pictures"
+        told.print(f"[red]{what} could not be explained[/]; the table says why.")
 
 
 def _output_names(paths: list[Path], method: str) -> list[str]:
     """``cat.decompx.skipplus``; pictures of the same name in other folders get a number."""
-    used: dict[str, int] = {}
-    names = []
+    used: dict[str, None] = {}
     for path in paths:
-        used[path.stem] = used.get(path.stem, 0) + 1
-        number = f"-{used[path.stem]}" if used[path.stem] > 1 else ""
-        names.append(f"{path.stem}{number}.{method}")
-    return names
+        numbered = itertools.chain([path.stem], (f"{path.stem}-{number}" for number in itertools.count(2)))
+        used[next(name for name in numbered if name not in used)] = None
+    return [f"{name}.{method}" for name in used]

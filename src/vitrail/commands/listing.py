@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
+import warnings
 from fnmatch import fnmatchcase
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from vitrail.errors import VitrailError
 from vitrail.methods.registry import get_method, list_methods
 from vitrail.models import embedded
-
-# timm files whose models can be seen through, and the names among them whose blocks cannot be written as operations.
-TIMM_FILES = ("vision_transformer", "deit", "eva", "beit")
-TIMM_HIERARCHICAL = ("swin_transformer", "swin_transformer_v2")
-REFUSED = re.compile(r"_xp_|_18x2_|_rpn_|vit_d\w*wee_|_parallel|_prr|sapiens2|enormous|_r\d+_|gated|genlip|gemma")
+from vitrail.models.names import kind_of_view
+from vitrail.models.view import View
 
 
 def list_models(pattern: str) -> list[dict[str, Any]]:
@@ -26,8 +24,8 @@ def list_models(pattern: str) -> list[dict[str, Any]]:
     import timm
 
     for name in timm.list_models(pattern):
-        source = timm.model_entrypoint(name).__module__.rpartition(".")[2]
-        if source not in TIMM_FILES + TIMM_HIERARCHICAL or REFUSED.search(name):
+        kind = kind_of_view(name)
+        if kind is None:
             continue
         config = timm.get_pretrained_cfg(name, allow_unregistered=True)
         tag, classes, size = (
@@ -38,7 +36,7 @@ def list_models(pattern: str) -> list[dict[str, Any]]:
             "tag": tag,
             "classes": classes,
             "input": None if size is None else f"{size[1]}×{size[2]}",
-            "view": "features only" if source in TIMM_HIERARCHICAL else "tokens",
+            "view": kind,
         }
         rows.append(row)
     if not rows:
@@ -65,11 +63,7 @@ def describe_methods(pattern: str, model: str | None) -> list[dict[str, Any]]:
     found = list_methods(pattern)
     if not found:
         raise VitrailError(f"no method fits {pattern!r}; `vitrail methods` lists all.")
-    view = None
-    if model is not None:
-        from vitrail.models.loading import load
-
-        view = load(model)
+    view = None if model is None else _without_weights(model)
     rows = []
     for name, info in found.items():
         row: dict[str, Any] = {
@@ -88,15 +82,31 @@ def describe_methods(pattern: str, model: str | None) -> list[dict[str, Any]]:
     return rows
 
 
+def _without_weights(name: str) -> View:
+    """A view that can only be asked what it is: weights are neither fetched nor allocated where that can be helped."""
+    import torch
+
+    from vitrail.models.loading import load
+
+    if name.startswith("hf:") or name in embedded.names():
+        return load(name)
+    with warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        return load(name, pretrained=False, num_classes=2, device="meta")
+
+
 def show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     """A table for people, or JSON for programs."""
     if as_json:
         print(json.dumps(rows, ensure_ascii=False, indent=1))  # noqa: T201
         return
-    hidden = {"summary", "parameters"}
+    hidden = {"summary", "parameters", "level"}
+    if "supported" in rows[0]:  # the reason needs the room
+        hidden |= {"class-specific", "cost", "paper"}
     columns = [name for name in rows[0] if name not in hidden]
-    headers = [Column(name, no_wrap=name == "name") for name in columns]
-    table = Table(*headers, title=f"{len(rows)} {title}", box=None, header_style="dim", title_justify="left")
+    headers = [Column(name, no_wrap=name != columns[-1]) for name in columns]
+    title = escape(f"{len(rows)} {title}")
+    table = Table(*headers, title=title, box=None, header_style="dim", title_justify="left")
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in columns))
     Console(highlight=False).print(table)
@@ -105,4 +115,4 @@ def show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "–" if value is None else str(value)
+    return "–" if value is None else escape(str(value))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from vitrail.errors import VitrailError
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
 PREFIXES = ("module.", "_orig_mod.", "model.")
+FOREIGN = re.compile(r"(?<=GLOBAL )[\w.]+|(?<=class )[\w.]+")  # in torch's refusal: the class the file would import
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
@@ -30,9 +33,8 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
     state = {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
     if not state:
         raise VitrailError(f"the checkpoint {path} holds no tensors; its keys are {sorted(map(str, values))[:8]}.")
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in state):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    while shared := [prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in state)]:
+        state = {name.removeprefix(shared[0]): value for name, value in state.items()}
     return state
 
 
@@ -67,17 +69,27 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         raise VitrailError(f"{path} is not a readable safetensors file: {error}.") from None
 
 
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, pickle.UnpicklingError | KeyError | EOFError) or not text or "legacy" in text:
+        return "it is damaged or no torch file"
+    return text.splitlines()[0].rstrip(".")
+
+
 def _read_torch(path: Path) -> dict[str, Any]:
     try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise VitrailError(
-            f"{path} holds pickled Python objects besides its tensors, which vitrail does not run. If you trust it, "
-            f"convert it once:\n  state = torch.load({str(path)!r}, weights_only=False)['state_dict']\n"
-            f"  torch.save(state, 'weights.pth')\n({str(error).splitlines()[0]})"
-        ) from None
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise VitrailError(f"{path} is not a readable torch checkpoint: {str(error).splitlines()[0]}.") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch comments on the pickle protocol of files it then refuses
+            values = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files make the unpickler raise almost anything
+        if isinstance(error, pickle.UnpicklingError) and (found := FOREIGN.search(str(error))):
+            raise VitrailError(
+                f"{path} holds pickled Python objects besides its tensors ({found[0]}), which vitrail does not run. If "
+                f"you trust it, convert it once and give the new file:\n"
+                f"  state = torch.load({str(path)!r}, weights_only=False)['state_dict']\n"
+                f"  torch.save(state, 'weights.pth')"
+            ) from None
+        raise VitrailError(f"{path} is not a readable torch checkpoint: {_reason(error)}.") from None
     if isinstance(values, Mapping):
         return dict(values)
     raise VitrailError(

@@ -56,8 +56,10 @@ class Hierarchical(View):
         images = self.check_images(images)
         with evaluating(module):
             if huggingface.is_huggingface(module):
+                swin: Any = module.base_model
+                tokens, grid = swin.embeddings(images)
                 wanted = {"output_hidden_states": True, "output_hidden_states_before_downsampling": True}
-                states: Tensor = module.base_model(images, **wanted).reshaped_hidden_states[stage + 1]  # type: ignore[operator]
+                states: Tensor = swin.encoder(tokens, grid, **wanted).reshaped_hidden_states[stage + 1]
                 return states
             if timm.is_timm(module):
                 found = module.forward_intermediates(  # type: ignore[operator]

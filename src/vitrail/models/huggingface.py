@@ -62,6 +62,8 @@ def describe(
         )
         raise refuse(module, why)
     backbone = _backbone(module)
+    if type(backbone).__name__ not in BACKBONES:  # older releases have other parts under other names
+        raise refuse(backbone, "it is not a backbone of transformers ≥ 5.22; upgrade transformers")
     embedding = _embedding(backbone, size)
     grid = (size[0] // embedding.weight.shape[-2], size[1] // embedding.weight.shape[-1])
     rope, shared = _rope(backbone, size, embedding.weight), _shared_bias(backbone, grid)
@@ -95,7 +97,7 @@ def _first(module: Any, *names: str) -> Any:
     for name in names:
         if hasattr(module, name):
             return getattr(module, name)
-    raise refuse(module, f"none of its parts {', '.join(names)} is there; this needs transformers 5")
+    raise refuse(module, f"none of its parts {', '.join(names)} is there; upgrade to transformers ≥ 5.22")
 
 
 def _layers(backbone: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,22 @@ def read_labels(given: Sequence[str] | Mapping[Any, str] | str | Path, count: in
     """Class names in order, from a sequence, a mapping index → name, or a text (one per line) or JSON file."""
     source = f"the file {given}" if isinstance(given, str | Path) else "labels"
     values = _read_file(Path(given)) if isinstance(given, str | Path) else given
+    if not isinstance(values, Iterable) or isinstance(values, Set):
+        raise VitrailError(f"labels must be a list, a mapping or a file, but got {type(values).__name__}.")
     if isinstance(values, Mapping):
         try:
-            ordered = {int(index): str(name) for index, name in values.items()}
-        except ValueError:
+            ordered = {int(index): name for index, name in values.items()}
+        except (ValueError, TypeError):
             raise VitrailError(
                 f"{source} maps {next(iter(values))!r} to a name: expected class numbers as keys."
             ) from None
         if sorted(ordered) != list(range(len(ordered))):
             raise VitrailError(f"{source} must name the classes 0…{count - 1}, each once.")
         values = [ordered[i] for i in range(len(ordered))]
+    values = list(values)
+    wrong = [name for name in values if not isinstance(name, str | int)]
+    if wrong:
+        raise VitrailError(f"{source} must hold one text per class, but holds {wrong[0]!r}.")
     names = tuple(str(name).strip() for name in values)
     if len(names) != count:
         raise VitrailError(f"{source} has {len(names)} names, but the model has {count} classes.")
@@ -35,7 +41,7 @@ def read_labels(given: Sequence[str] | Mapping[Any, str] | str | Path, count: in
 
 def _read_file(path: Path) -> Sequence[str] | Mapping[str, str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise VitrailError(f"cannot read the labels file {path}: {error}. Expected text, one name per line.") from None
     if path.suffix.lower() != ".json":

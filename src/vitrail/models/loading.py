@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import nn
 from vitrail.errors import VitrailError
 from vitrail.models import embedded
 from vitrail.models.checkpoints import load_state, read_state
+from vitrail.models.names import tags, with_head
 from vitrail.models.view import Output, View
 from vitrail.models.wrapping import wrap
 from vitrail.preprocessing import Preprocess
@@ -51,6 +51,9 @@ def load(
         dtype: "auto" = float32.
         model_args: passed on to the library that builds the model.
     """
+    if name is not None and not isinstance(name, str):
+        raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
+    device, dtype = pick_device(device), pick_dtype(dtype)  # a wrong one is told before any work
     request = Request(
         name or "", checkpoint, pretrained, num_classes, img_size, {"labels": labels, "output": output}, model_args
     )
@@ -63,10 +66,10 @@ def load(
         view = _load_torchvision(request)
     else:
         view = _load_timm(request)
-    view.spec = request.spec()
+    view.spec = request.spec() | ({} if dtype == torch.float32 else {"dtype": str(dtype).removeprefix("torch.")})
     view.module.eval()
     view.module.requires_grad_(False)
-    return view.to(pick_device(device), pick_dtype(dtype))
+    return view.to(device, dtype)
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,19 @@ class Request:
     def state(self) -> dict[str, torch.Tensor] | None:
         return None if self.checkpoint is None else read_state(self.checkpoint)
 
+    def classes(self, state: Mapping[str, torch.Tensor] | None) -> int | None:
+        """The size of the head: as given, or as the checkpoint has it; None = the library's default."""
+        if self.num_classes is not None and self.num_classes < 1:
+            raise VitrailError(f"num_classes must be at least 1 to explain a class, but got {self.num_classes}.")
+        return _classes_in(state) if self.num_classes is None and state is not None else self.num_classes
+
     def spec(self) -> dict[str, Any]:
         """The arguments that load the same model again, as JSON can hold them."""
         labels = self.view_args["labels"]
         if isinstance(labels, str | Path):
             labels = str(Path(labels).resolve())
         elif labels is not None:
-            labels = list(labels.values()) if isinstance(labels, Mapping) else list(labels)
+            labels = dict(labels) if isinstance(labels, Mapping) else list(labels)
         given = {
             "name": self.name or None,
             "checkpoint": None if self.checkpoint is None else str(Path(self.checkpoint).resolve()),
@@ -125,20 +134,19 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype != "auto" and dtype not in DTYPES:
-        raise VitrailError(f"unknown dtype {dtype!r}: expected auto, {', '.join(DTYPES)}.")
-    return torch.float32 if dtype == "auto" else DTYPES[dtype]
+    name = str(dtype).removeprefix("torch.")
+    if name != "auto" and name not in DTYPES:
+        raise VitrailError(f"unknown dtype {name!r}: expected auto, {', '.join(DTYPES)}.")
+    return torch.float32 if name == "auto" else DTYPES[name]
 
 
 def _load_timm(request: Request) -> View:
     import timm
 
     name, state = request.name, request.state()
-    if not timm.is_model(name):
+    if not timm.is_model(name) or ("." in name and name not in tags(name)):
         raise _unknown_name(name)
-    num_classes = request.num_classes or (None if state is None else _classes_in(state))
+    num_classes = request.classes(state)
     _check_has_head(name, num_classes)
     sizes = {"num_classes": num_classes, "img_size": request.img_size}
     arguments = {**{key: value for key, value in sizes.items() if value is not None}, **request.model_args}
@@ -154,7 +162,7 @@ def _load_torchvision(request: Request) -> View:
     if short not in models.list_models():
         close = difflib.get_close_matches(short, models.list_models(include=["*vit*", "*swin*"]), n=4)
         raise VitrailError(f"torchvision has no model {short!r}. Did you mean {', '.join(close) or 'vit_b_16'}?")
-    num_classes = request.num_classes or (None if state is None else _classes_in(state))
+    num_classes = request.classes(state)
     arguments = {**request.model_args, **({} if num_classes is None else {"num_classes": num_classes})}
     is_vit = short.startswith("vit")
     if request.img_size is not None and is_vit:
@@ -247,9 +255,8 @@ def _unknown_name(name: str) -> VitrailError:
     stem = name.partition(".")[0]
     close = difflib.get_close_matches(stem, timm.list_models(), n=4)
     hint = f" Did you mean {', '.join(close)}?" if close else ""
-    known = timm.list_pretrained(f"{stem}.*")
-    if known:
-        hint = f" {stem} has the tags {', '.join(n.split('.', 1)[1] for n in known)}."
+    if timm.is_model(stem):
+        hint = f" {stem} has the tags {', '.join(n.split('.', 1)[1] for n in tags(stem)) or 'none'}."
     return VitrailError(
         f"there is no model {name!r}.{hint} Names are timm's (vitrail models 'vit*'), hf:ORG/NAME, hf:./folder or "
         f"torchvision:NAME."
@@ -260,25 +267,11 @@ def _check_has_head(name: str, num_classes: int | None) -> None:
     """A name whose default weights have no classes cannot be explained without more."""
     import timm
 
-    if num_classes is not None:
-        if num_classes < 1:
-            raise VitrailError(f"num_classes must be at least 1 to explain a class, but got {num_classes}.")
-        return
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    if config is None or config.num_classes != 0:
+    if num_classes is not None or config is None or config.num_classes != 0:
         return
-    stem = re.sub(r"(_\d+)+$", "", name.partition(".")[0])
-    patterns = (f"{name.partition('.')[0]}.*", f"{stem}_*", f"{'_'.join(stem.split('_')[:2])}_*")
-    rivals = [n for pattern in patterns for n in timm.list_pretrained(pattern) if _has_classes(n)]
-    told = ", ".join(dict.fromkeys(rivals[:6])) or "none in timm"
+    told = ", ".join(with_head(name)[:6]) or "none in timm"
     raise VitrailError(
         f"{name} is a backbone without classes (num_classes is 0). Weights with a head: {told}. Or bring a head of "
         f"your own: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE."
     )
-
-
-def _has_classes(name: str) -> bool:
-    import timm
-
-    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    return config is not None and bool(config.num_classes)

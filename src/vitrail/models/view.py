@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import operator
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -101,12 +103,16 @@ class View:
 
     def class_index(self, target: int | str) -> int:
         """A class by number, by name, by one of its synonyms or by a prefix that only it has."""
-        if isinstance(target, str) and target.lstrip("+-").isdecimal():
+        if isinstance(target, str) and re.fullmatch(r"\s*[+-]?\d+\s*", target, re.ASCII):
             target = int(target)
         if not isinstance(target, str):
-            if not 0 <= int(target) < self.num_classes:
+            try:
+                index = operator.index(target)
+            except TypeError:
+                raise VitrailError(f"a class is a whole number or a name, but got {target!r}.") from None
+            if not 0 <= index < self.num_classes:
                 raise VitrailError(f"there is no class {target} in {self.name}: expected 0…{self.num_classes - 1}.")
-            return int(target)
+            return index
         if self.labels is None:
             raise VitrailError(f"{self.name} has no class names: give a number 0…{self.num_classes - 1}, or labels=.")
         wanted = target.strip().lower()

@@ -103,8 +103,8 @@ def _name(module: Any) -> str:
 def _square(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if size is None:
         return None
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1:
+    pair = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(pair) != 2 or not all(isinstance(edge, int) and edge > 0 for edge in pair):
         raise VitrailError(f"img_size must be a positive number or (height, width), but got {size!r}.")
     return pair[0], pair[1]
 

@@ -1,0 +1,5 @@
+"""One thread per worker: the suite runs in parallel processes."""
+
+import torch
+
+torch.set_num_threads(1)

@@ -1,0 +1,75 @@
+"""What many tests need: views of the tiny families, and a snapshot of everything a call must not change."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import vitrail
+from tests import families
+from tests.families import FAMILIES, HIERARCHICAL, Family
+from vitrail.models.view import View
+
+DOUBLE = torch.float64
+
+
+@functools.lru_cache(maxsize=None)
+def viewed(name: str, dtype: torch.dtype = DOUBLE) -> tuple[Family, nn.Module, View]:
+    """A family, its tiny module and the view of it; shared between tests, which must leave it as it was."""
+    family = {**FAMILIES, **HIERARCHICAL}[name]
+    module = family.build(dtype)
+    options: dict[str, Any] = family.wrap(module)
+    if name.startswith("torchvision_swin"):  # torchvision's Swin takes any size and does not know its own
+        options["img_size"] = family.image_size
+    return family, module, vitrail.wrap(module, **options)
+
+
+def batch(name: str, size: int = 3, dtype: torch.dtype = DOUBLE) -> Tensor:
+    return families.images(name, size, dtype=dtype)
+
+
+def random_keep(family: Family, size: int, kept: int, seed: int = 0) -> Tensor:
+    """(B, kept): a different set of patches for each image."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(family.patches, generator=generator)[:kept] for _ in range(size)])
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Everything about a model and the process that a call must leave alone."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+    simple = (bool, int, float, str, tuple, type(None))
+    return {
+        "tensors": {n: t.detach().clone() for n, t in [*module.named_parameters(), *module.named_buffers()]},
+        "identity": {n: (id(t), t.data_ptr(), t._version) for n, t in module.named_parameters()},
+        "requires_grad": {n: p.requires_grad for n, p in module.named_parameters()},
+        "grads": {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()},
+        "hooks": {n: [list(getattr(m, h)) for h in hooks] for n, m in module.named_modules()},
+        "flags": {
+            n: {k: v for k, v in vars(m).items() if isinstance(v, simple)} for n, m in module.named_modules()
+        },
+        "torch_random": torch.get_rng_state().clone(),
+        "numpy_random": np.random.get_state()[1].copy(),  # noqa: NPY002
+        "grad_mode": torch.is_grad_enabled(),
+    }
+
+
+def assert_same_state(before: Any, after: Any, where: str = "state") -> None:
+    if isinstance(before, dict):
+        assert before.keys() == after.keys(), where
+        for key in before:
+            assert_same_state(before[key], after[key], f"{where}.{key}")
+    elif isinstance(before, Tensor):
+        assert torch.equal(before, after), where
+    elif isinstance(before, np.ndarray):
+        assert np.array_equal(before, after), where
+    else:
+        assert before == after, where

@@ -1,0 +1,249 @@
+"""A view is the model: same logits, for every family, all tokens or some, and nothing is changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import vitrail
+from tests import families
+from tests.families import FAMILIES, HIERARCHICAL, REFUSED
+from tests.helpers import assert_same_state, batch, random_keep, relative, state_of, viewed
+from tests.oracles.attention import readout
+from tests.oracles.masked_forward import masked_logits
+from vitrail import VitrailError
+from vitrail.engine.trace import trace
+from vitrail.models.vit import ViT
+
+SINGLE = torch.float32
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
+def test_logits_are_the_modules_own(name: str) -> None:
+    family, module, view = viewed(name, SINGLE)
+    images = batch(name, dtype=SINGLE)
+    expected = families.expected_logits(family, module, images)
+    tolerance = 1e-5 * max(1.0, float(expected.abs().max()))
+    with torch.no_grad():
+        assert (view.logits(images) - expected).abs().max() <= tolerance
+        alone = torch.cat([view.logits(image[None]) for image in images])
+        assert (alone - expected).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_geometry_is_read_from_the_model(name: str) -> None:
+    family, _, view = viewed(name, SINGLE)
+    assert isinstance(view, ViT)
+    assert (view.grid, view.num_prefix, view.size) == (family.grid, family.prefix, family.image_size)
+    tokens = view.embed(batch(name, dtype=SINGLE))
+    assert tokens.shape[1] == family.tokens
+    assert torch.equal(view.encode(tokens), view.logits(batch(name, dtype=SINGLE)))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_subset_of_tokens_is_the_same_as_masked_keys(name: str) -> None:
+    family, module, view = viewed(name, SINGLE)
+    images = batch(name, dtype=SINGLE)
+    for kept in {1, family.patches // 2, family.patches - 1, family.patches}:
+        keep = random_keep(family, len(images), kept, seed=kept)
+        found = view.encode(view.embed(images), keep)
+        assert (found - masked_logits(family, module, images, keep)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_patch_left_is_an_error_where_patches_are_pooled(name: str) -> None:
+    family, module, view = viewed(name)
+    images, none = batch(name), torch.zeros(3, 0, dtype=torch.long)
+    if view.pools_patches:
+        with pytest.raises(VitrailError, match="no patch is left"):
+            view.encode(view.embed(images), none)
+    else:
+        assert relative(view.encode(view.embed(images), none), masked_logits(family, module, images, none)) < 1e-9
+
+
+def test_one_embedded_image_serves_many_subsets() -> None:
+    family, _, view = viewed("timm_vit")
+    tokens = view.embed(batch("timm_vit", 1))
+    keep = random_keep(family, 5, 4)
+    together = view.encode(tokens, keep)
+    apart = torch.cat([view.encode(tokens, row[None]) for row in keep])
+    assert relative(together, apart) < 1e-9
+    assert relative(view.encode(tokens, keep[0]), apart[:1]) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (torch.tensor([[0, 99]] * 3), "outside"),
+        (torch.tensor([[-1, 0]] * 3), "outside"),
+        (torch.tensor([[0.5]] * 3), "patch numbers"),
+        (torch.zeros(2, 2, dtype=torch.long), "patch numbers"),
+    ],
+)
+def test_wrong_subsets_are_errors(keep: torch.Tensor, message: str) -> None:
+    _, _, view = viewed("timm_vit")
+    with pytest.raises(VitrailError, match=message):
+        view.encode(view.embed(batch("timm_vit", 3)), keep)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_readout_is_what_the_head_pools(name: str) -> None:
+    family, module, view = viewed(name)
+    images = batch(name)
+    found = view.readout(images)
+    assert relative(found, readout(family, module, images)) < 1e-9
+    assert torch.allclose(found.sum(1), torch.ones(3, dtype=found.dtype))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_written_as_operations_is_refused_by_class_name(name: str) -> None:
+    build, class_name = REFUSED[name]
+    with pytest.raises(VitrailError, match=class_name) as error:
+        vitrail.wrap(build())
+    assert "Supported:" in str(error.value)
+
+
+@pytest.mark.parametrize("name", HIERARCHICAL)
+def test_hierarchical_models_have_features_and_no_tokens(name: str) -> None:
+    _, _, view = viewed(name, SINGLE)
+    images = batch(name, 2, SINGLE)
+    shapes = [tuple(view.features(images, stage).shape) for stage in range(view.num_stages)]
+    assert all(a[0] == 2 and a[2] == a[3] for a in shapes)
+    assert shapes[-2] == tuple(view.features(images).shape)
+    assert sorted((s[1] for s in shapes)) == [s[1] for s in shapes], "channels grow with the stages"
+    for call in (lambda: view.embed(images), lambda: view.encode(images), lambda: view.blocks):
+        with pytest.raises(VitrailError, match="Methods that work on it: random"):
+            call()
+    with pytest.raises(VitrailError, match="no stage"):
+        view.features(images, 9)
+
+
+@pytest.mark.parametrize("name", ["timm_swin", "torchvision_swin", "hf_swinv2"])
+def test_stage_features_are_the_outputs_of_the_last_block(name: str) -> None:
+    _, module, view = viewed(name, SINGLE)
+    stages = {"timm_swin": lambda: module.layers, "torchvision_swin": lambda: module.features[1::2],
+              "hf_swinv2": lambda: [s.blocks for s in module.base_model.encoder.layers]}[name]()  # fmt: skip
+    seen: list[torch.Tensor] = []
+    last = stages[-2].blocks[-1] if hasattr(stages[-2], "blocks") else stages[-2][-1]
+    hook = last.register_forward_hook(lambda m, i, o: seen.append(o[0] if isinstance(o, tuple) else o))
+    try:
+        features = view.features(batch(name, 2, SINGLE))
+    finally:
+        hook.remove()
+    expected = seen[0].reshape(2, *features.shape[2:], features.shape[1]).permute(0, 3, 1, 2)
+    assert torch.equal(features, expected)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
+def test_nothing_is_changed_by_success_or_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = {**FAMILIES, **HIERARCHICAL}[name]
+    module = family.build(SINGLE)
+    module.train()  # the user's mode, whatever it is, comes back
+    next(module.parameters()).requires_grad_(False)
+    next(reversed(list(module.parameters()))).grad = torch.ones_like(next(reversed(list(module.parameters()))))
+    before = state_of(module)
+    options = family.wrap(module) | ({"img_size": family.image_size} if name.startswith("torchvision_swin") else {})
+    view = vitrail.wrap(module, **options)
+    images = batch(name, 2, SINGLE)
+    method = "decompx.skipplus" if isinstance(view, ViT) else "random"
+    vitrail.explain(view, images, method)
+    assert_same_state(before, state_of(module))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("vitrail.models.view.View.score", broken)
+    monkeypatch.setattr("vitrail.models.view.View.class_scores", broken)
+    with pytest.raises(RuntimeError, match="injected"):
+        vitrail.explain(view, images, method)
+    if not isinstance(view, ViT):
+        monkeypatch.setattr(type(module), "forward", broken)
+        with pytest.raises(RuntimeError, match="injected"):
+            view.logits(images)
+    assert_same_state(before, state_of(module))
+
+
+@pytest.mark.parametrize("name", ["timm_deit", "timm_dinov3", "hf_dinov3_token", "timm_rope_mixed"])
+def test_training_mode_of_the_model_makes_no_difference(name: str) -> None:
+    family = FAMILIES[name]
+    module = family.build(SINGLE)
+    view = vitrail.wrap(module, **family.wrap(module))
+    images = batch(name, dtype=SINGLE)
+    expected = view.logits(images)
+    module.train()
+    assert torch.equal(view.logits(images), expected)
+
+
+def test_a_view_follows_its_models_present_weights() -> None:
+    module = FAMILIES["timm_vit"].build()
+    view, images = vitrail.wrap(module), batch("timm_vit", dtype=SINGLE)
+    before, mark = view.logits(images), view.fingerprint()
+    with torch.no_grad():
+        module.blocks[0].attn.qkv.weight.mul_(0.5)
+    assert not torch.allclose(view.logits(images), before)
+    assert view.fingerprint() != mark
+    module.double()
+    assert view.logits(images).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["timm_vit", "timm_dinov2_giant", "timm_beit", "timm_siglip", "hf_dinov3_gated"])
+def test_half_precision_runs_and_stays_near(name: str, dtype: torch.dtype) -> None:
+    _, _, exact = viewed(name)
+    family = FAMILIES[name]
+    module = family.build(dtype)
+    view = vitrail.wrap(module, **family.wrap(module))
+    images, target = batch(name), torch.tensor([0, 1, 2])
+    keep = {"x", "gx", "bias"}
+    found = trace(view, images, target, rule="frozen", keep=keep)
+    expected = trace(exact, images, target, rule="frozen", keep=keep)
+    assert relative(found.logits.double(), expected.logits) < 0.1
+    for layer in range(found.num_layers):
+        a, b = (((t["x"][layer].double() * t["gx"][layer].double()).sum(-1)) for t in (found, expected))
+        assert relative(a, b) < 0.2
+
+
+def test_wrong_image_shapes_say_what_is_expected() -> None:
+    _, _, view = viewed("timm_vit_not_square")
+    height, width = view.size
+    with pytest.raises(VitrailError, match=rf"\(B, 3, {height}, {width}\)"):
+        view.logits(torch.zeros(1, 3, width, height))
+
+
+def test_other_sizes_only_where_the_network_takes_them() -> None:
+    dynamic = FAMILIES["timm_dinov3"].build()
+    assert dynamic.dynamic_img_size
+    view = vitrail.wrap(dynamic, img_size=(48, 64))
+    images = torch.randn(2, 3, 48, 64)
+    assert torch.allclose(view.logits(images), dynamic(images), atol=1e-5)
+    fixed = FAMILIES["timm_vit"].build()
+    with pytest.raises(VitrailError, match="set_input_size"):
+        vitrail.wrap(fixed, img_size=(48, 64))
+    hf = FAMILIES["hf_vit"].build()
+    view, images = vitrail.wrap(hf, img_size=48), torch.randn(2, 3, 48, 48)
+    assert torch.allclose(view.logits(images), hf(images, interpolate_pos_encoding=True).logits, atol=1e-5)
+
+
+def test_eva_attention_pool_sees_its_prefix_tokens() -> None:
+    import timm
+
+    module = timm.create_model("vit_pe_core_tiny_patch16_384", num_classes=5, img_size=32, patch_size=8, embed_dim=32,
+                               depth=2, num_heads=2, attn_pool_num_heads=2).eval()  # fmt: skip
+    families.randomize(module, seed=3)
+    view, images = vitrail.wrap(module), torch.randn(2, 3, 32, 32)
+    assert torch.allclose(view.logits(images), module(images), atol=1e-5)
+    found = trace(view, images, rule="frozen", keep={"x", "gx", "bias"})
+    gap = found.y - (found["x"][0] * found["gx"][0]).sum((1, 2)) - found.bias_from(0)
+    assert gap.abs().max() < 1e-5
+    assert found.readout.shape[1] == module.patch_embed.num_patches + module.num_prefix_tokens
+
+
+def test_head_and_pool_go_together() -> None:
+    backbone = FAMILIES["hf_dinov3_token"].build()
+    with pytest.raises(VitrailError, match="head= and pool="):
+        vitrail.wrap(backbone)
+    with pytest.raises(VitrailError, match='pool="token"'):
+        vitrail.wrap(backbone, head=nn.Linear(32, 5))
+    with pytest.raises(VitrailError, match="pool= goes with head="):
+        vitrail.wrap(FAMILIES["timm_vit"].build(), pool="avg")
