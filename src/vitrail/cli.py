@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -34,6 +35,9 @@ ModelName = Annotated[
 
 def main() -> None:
     """Runs the command line; every error of vitrail is one line, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # "→" must not end a run whose output has an old encoding
     with warnings.catch_warnings():
         warnings.showwarning = _say_warning
         try:

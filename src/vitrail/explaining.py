@@ -81,7 +81,8 @@ def explain(
     sources = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
-    found = list(explain_each(chosen, sources, target, against, batch_size))
+    with torch.inference_mode(False):  # gradients are needed, also where the caller has switched them off for good
+        found = list(explain_each(chosen, sources, target, against, batch_size))
     return found if several else found[0]
 
 
@@ -196,6 +197,7 @@ def _explain_batch(
             [(k, view.label(k), float(probabilities[i, k])) for k in ranked],
             {name: float(values[i]) for name, values in found.extras.items()},
             picture.path,
+            getattr(getattr(method, "base_class", method), "signed", None),
         )
 
 
@@ -206,8 +208,13 @@ def _check_rivals(view: View, target: Tensor, against: Tensor) -> None:
 
 
 def check_finite(view: View, logits: Tensor) -> None:
-    if not logits.isfinite().all():
-        raise VitrailError(
-            f"the logits of {view.name} are NaN or infinite: its weights are broken, or {view.dtype} is too narrow for "
-            f"it (try dtype=float32)."
-        )
+    if logits.isfinite().all():
+        return
+    broken = [name for name, weight in view.module.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        reason = f"its weights are broken ({', '.join(broken[:3])}{', …' if len(broken) > 3 else ''})"
+    elif view.dtype in (torch.float16, torch.bfloat16):
+        reason = f"{view.dtype} is too narrow for it (try dtype=float32)"
+    else:
+        reason = "its values grow beyond what numbers can hold"
+    raise VitrailError(f"the logits of {view.name} are NaN or infinite: {reason}.")

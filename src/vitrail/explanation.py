@@ -55,6 +55,7 @@ class Explanation:
     top: list[tuple[int, str, float]] = field(default_factory=list)
     extras: dict[str, float] = field(default_factory=dict)
     image_path: str | None = None
+    signed: bool | None = None  # whether the method tells for from against; None = see whether any value is negative
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         """The map in [0, 1] at the size of the original image, (H, W); ``outside`` where the crop did not look."""
@@ -62,12 +63,12 @@ class Explanation:
 
     def overlay(self, alpha: float = 0.85, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
         """The map over the photo; signed maps in two colours about zero; unseen parts hatched."""
-        return overlay(self.image, self._on_image(mode), alpha=alpha)
+        return overlay(self.image, self._on_image(mode), self.signed, alpha)
 
     def picture(self) -> Image.Image:
         """The overlay with class, probability and method under it."""
-        detail = f"{self.method} · {self.model_name}"
-        return labelled(self.overlay(), self.title, detail, Scale.of(self._on_image()))
+        detail = f"{self.method} on {self.model_name}"
+        return labelled(self.overlay(), self.title, detail, Scale.of(self._on_image(), self.signed))
 
     def _on_image(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         return fit_to_image(self.map, self.box, self.image.size, mode)
@@ -119,6 +120,7 @@ class Explanation:
             "top": [{"class": i, "label": name, "probability": p} for i, name, p in self.top],
             "seconds": self.seconds,
             "extras": self.extras,
+            "signed": self.signed,
             "box": list(self.box),
             "map": _pack(self.map),
         }
@@ -167,6 +169,7 @@ def open_explanation(
             [(t["class"], t["label"], t["probability"]) for t in saved["top"]],
             saved["extras"],
             saved["image"]["path"],
+            saved["signed"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None

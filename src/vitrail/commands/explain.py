@@ -78,6 +78,7 @@ def run(
     _check_classes(view, method, target, against, top)
     _introduce(told, view)
     _estimate(told, view, method, len(paths) * top)
+    view.known_fingerprint = view.fingerprint()  # hashed once, not for every picture
     names = _output_names(paths, method.info.name)
     report = Report()
     try:
@@ -87,7 +88,7 @@ def run(
         if len(paths) > 1 and report.rows:
             _finish_folder(told, out, report)
     if as_json:
-        print(json.dumps(report.results, ensure_ascii=False, indent=1, default=str))  # noqa: T201
+        print(json.dumps(report.results, indent=1, default=str))  # noqa: T201
     return report.failures
 
 
@@ -105,6 +106,7 @@ def _explain_one(
     """One picture; in a folder a bad picture is noted and the others go on."""
     try:
         found = list(_explanations(method, path, target, against, top))
+        small = thumbnail(found[0].overlay())
         picture = _save(found, stem)
     except VitrailError as error:
         if alone:
@@ -114,13 +116,13 @@ def _explain_one(
         report.results.append({"image": {"path": str(path)}, "error": str(error)})
         return
     first = found[0]
+    # noted at once: a picture that is there is also in the table, should Ctrl-C come now
+    report.rows += [_row(path, explanation, picture) for explanation in found]
+    report.thumbnails.append((small, f"{path.name}: {first.title}"))
+    report.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in found]
     if alone:
         _show_top(told, first)
     told.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _gap(first), soft_wrap=True)
-    for explanation in found:
-        report.rows.append(_row(path, explanation, picture))
-        report.results.append({"picture": str(picture), **explanation.to_dict()})
-    report.thumbnails.append((thumbnail(first.overlay()), f"{path.name}: {first.title}"))
 
 
 def _explanations(

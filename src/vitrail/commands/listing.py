@@ -98,7 +98,7 @@ def _without_weights(name: str) -> View:
 def show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     """A table for people, or JSON for programs."""
     if as_json:
-        print(json.dumps(rows, ensure_ascii=False, indent=1))  # noqa: T201
+        print(json.dumps(rows, indent=1))  # noqa: T201
         return
     hidden = {"summary", "parameters", "level"}
     if "supported" in rows[0]:  # the reason needs the room

@@ -78,7 +78,7 @@ class Walk:
 
     def block(self, x: Tensor, block: Block, layer: int) -> Tensor:
         """One residual block, (B, n, d) → (B, n, d)."""
-        u = self.norm(x, block.norm1, layer)
+        u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
         branch = self.attention(u, u, block.attention, layer)
         branch = self.recorder.see("attention_out", layer, self.scale(branch, block.scale1))
         x = self.recorder.see("mid", layer, self.rule.add(x, branch))
@@ -117,7 +117,8 @@ class Walk:
         if head.pool == "pair":
             self.recorder.see("readout", layer, _rows(x, [0, 1], 0.5))
             first, second = (self.linear(x[:, i], linear, layer) for i, linear in enumerate(head.linears))
-            return (first + second) / 2
+            half = first.new_tensor(0.5)
+            return self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
         pooled = self.norm(self.pool(x, head, layer), head.pooled_norm, layer)
         return self.linear(pooled, head.linears[0], layer)
 
@@ -129,16 +130,19 @@ class Walk:
         match head.pool:
             case "mean":
                 self.recorder.see("readout", layer, spread)
-                return patches.mean(1)
+                return self.rule.mean(patches)
             case "max":
                 self.recorder.see("readout", layer, _won(patches, start))
                 return patches.amax(1)
             case "avgmax":
                 self.recorder.see("readout", layer, (_won(patches, start) + spread) / 2)
-                return 0.5 * (patches.amax(1) + patches.mean(1))
+                half = patches.new_tensor(0.5)
+                return self.rule.add(
+                    self.rule.scale(patches.amax(1), half), self.rule.scale(self.rule.mean(patches), half)
+                )
             case "token_and_mean":
                 self.recorder.see("readout", layer, (_rows(x, [0], 1.0) + spread) / 2)
-                return torch.cat([x[:, 0], patches.mean(1)], dim=1)
+                return torch.cat([x[:, 0], self.rule.mean(patches)], dim=1)
             case "attention":
                 assert head.attention_pool is not None
                 return self.attention_pool(patches, head.attention_pool, layer)
@@ -189,7 +193,7 @@ def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
     images = images[..., : grid[0] * patch[0], : grid[1] * patch[1]]
     # (B, C, gh·ph, gw·pw) → (B, N, C·ph·pw): a patch convolution is a linear map of each patch
     pixels = images.unflatten(-1, (grid[1], -1)).unflatten(-3, (grid[0], -1)).permute(0, 2, 4, 1, 3, 5)
-    x = rule.linear(pixels.flatten(3).flatten(1, 2), Linear(parts.weight.flatten(1), parts.bias))
+    x = rule.embed(pixels.flatten(3).flatten(1, 2), Linear(parts.weight.flatten(1), parts.bias))
     if parts.patch_norm is not None:
         x = rule.norm(x, parts.patch_norm)
     x = torch.cat([parts.prefix.expand(x.shape[0], -1, -1), x], dim=1)

@@ -53,6 +53,14 @@ class Plain:
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + branch
 
+    def mean(self, x: Tensor) -> Tensor:
+        """(B, n, d) → (B, d)"""
+        return x.mean(1)
+
+    def embed(self, pixels: Tensor, linear: Linear) -> Tensor:
+        """The patch convolution, on patches (B, N, pixels)."""
+        return self.linear(pixels, linear)
+
 
 class Frozen(Plain):
     """Attention, norm deviation and activation gate held constant: the network is affine in its residual stream.
@@ -80,7 +88,35 @@ class Frozen(Plain):
         return _apply(_HalvedProduct, a, b)
 
 
-RULES: dict[str, type[Plain]] = {"plain": Plain, "frozen": Frozen}
+class Conservative(Plain):
+    """Attention and norm deviation held constant, all else ordinary (Ali et al. 2022)."""
+
+    name = "conservative"
+    norm = Frozen.norm
+    attend = Frozen.attend
+    fused = Frozen.fused
+
+
+class AttnLRP(Plain):
+    """The uniform rule at both matrix products of attention, ordinary softmax (Achtibat et al. 2024)."""
+
+    name = "attn_lrp"
+    norm = Frozen.norm
+    activate = Frozen.activate
+    gate = Frozen.gate
+
+    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+        return _attention_map(_share(q, 0.5), _share(k, 0.5), scale, bias)
+
+    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
+        return _share(weights, 0.5) @ _share(v, 0.5)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+        # half at the weights times half at the queries and keys
+        return super().fused(_share(q, 0.25), _share(k, 0.25), _share(v, 0.5), scale, bias)
+
+
+RULES: dict[str, type[Plain]] = {rule.name: rule for rule in (Plain, Frozen, Conservative, AttnLRP)}
 
 
 def get_rule(name: str) -> Plain:
@@ -92,6 +128,11 @@ def get_rule(name: str) -> Plain:
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     return function.apply(*arguments)
+
+
+def _share(x: Tensor, factor: float) -> Tensor:
+    """The same value, with ``factor`` of its gradient."""
+    return _apply(_Share, x, factor)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -178,6 +219,17 @@ class _FrozenActivation(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (z,) = ctx.saved_tensors
         return (activation_gate(z, ctx.kind).mul_(grad)).to(grad.dtype), None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.factor, None
 
 
 class _HalvedProduct(torch.autograd.Function):

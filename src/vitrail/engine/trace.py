@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from vitrail.models.vit import ViT
 
 # What can be kept, and under which name its gradient is asked for.
-GRADIENTS = {"gx": "x", "gmid": "mid", "G": "A", "gv": "v", "gattention_out": "attention_out", "gmlp_out": "mlp_out"}
-VALUES = frozenset(GRADIENTS.values())
+GRADIENTS = {"gx": "x", "gu": "u", "gmid": "mid", "G": "A", "gv": "v"}
+VALUES = frozenset(GRADIENTS.values()) | {"attention_out", "mlp_out"}
 KEEPABLE = VALUES | frozenset(GRADIENTS) | {"bias"}
 
 
@@ -27,9 +27,10 @@ KEEPABLE = VALUES | frozenset(GRADIENTS) | {"bias"}
 class Trace:
     """Values and gradients by name and layer; ``trace["gx"][3]`` is ∂y/∂x_3, (B, n, d).
 
-    ``x`` l = 0…L is the stream entering block l (L: leaving the last); ``mid`` the stream after attention; ``A``
-    attention (B, H, n, n), [query, key]; ``v`` values per head; ``attention_out``, ``mlp_out`` branch outputs; ``gx``,
-    ``gmid``, ``G``, ``gv``… their gradients. An attention pool is one more layer: ``A[L]`` is (B, H, 1, N).
+    ``x`` l = 0…L is the stream entering block l (L: leaving the last); ``u`` its first norm; ``mid`` the stream after
+    attention; ``A`` attention (B, H, n, n), [query, key]; ``v`` values per head; ``attention_out``, ``mlp_out`` branch
+    outputs; ``gx``, ``gu``, ``gmid``, ``G``, ``gv`` gradients. An attention pool is one more layer: ``A[L]`` is
+    (B, H, 1, keys).
     """
 
     logits: Tensor  # (B, C)
@@ -38,9 +39,8 @@ class Trace:
     num_layers: int
     num_prefix: int
     kept: dict[str, dict[int, Tensor]]
-    bias: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # (B, n): Σ ⟨b, ∂y/∂out⟩ over the biases of a layer, L: the end
+    # (B, n) per layer: Σ ⟨b, ∂y/∂out⟩ over the biases of a block; L: of the end layers
+    bias: dict[int, Tensor] = field(default_factory=dict)
     pooled_bias: Tensor | None = None  # (B,): the biases behind the pooling, which belong to no token
 
     def __getitem__(self, name: str) -> dict[int, Tensor]:
@@ -95,6 +95,23 @@ def trace(
         return recorder.finish(logits.detach(), y)
 
 
+def pixel_gradient(
+    model: ViT,
+    images: Tensor,
+    target: Tensor,
+    *,
+    against: Tensor | None = None,
+    rule: str | Plain = "plain",
+    output: str = "logit",
+) -> Tensor:
+    """∂y/∂images (B, C, H, W), or whatever the rule carries back to the pixels."""
+    with torch.inference_mode(False), torch.enable_grad():
+        pixels = images.detach().clone().requires_grad_()
+        walk = Walk(model.architecture(), get_rule(rule) if isinstance(rule, str) else rule)
+        y = model.score(walk.encode(walk.embed(pixels)), target, against, output)
+        return torch.autograd.grad(y.sum(), pixels)[0]
+
+
 class _Recorder:
     """Stores what was asked for, cuts the graph below the lowest layer, taps the biases."""
 
@@ -117,7 +134,7 @@ class _Recorder:
             self.tokens = x.shape[1]
             if layer == self.lowest and self.backward:
                 x = x.detach().requires_grad_()
-        if name in self.names and (layer in self.layers or (name == "A" and layer == self.depth)):
+        if name in self.names and (layer in self.layers or (name in ("A", "v") and layer == self.depth)):
             self.seen[name][layer] = x
         return x
 

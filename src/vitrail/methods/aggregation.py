@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from vitrail.engine.trace import Trace
 from vitrail.methods.base import Attribution, Method, TokenMethod
 from vitrail.methods.layerwise import LayerMap, Layerwise, check_layers
+from vitrail.models.view import View
 
 
 @dataclass(kw_only=True)
@@ -43,6 +43,10 @@ class Aggregation(TokenMethod):
         )
         return made
 
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        return super().unsupported(model) or cls.base_class.unsupported(model)
+
     @cached_property
     def base(self) -> Layerwise:
         names = [f.name for f in fields(self.base_class) if f.name not in ("model", "shape", "start_layer")]
@@ -53,9 +57,8 @@ class Aggregation(TokenMethod):
         """Where the aggregation starts if ``start_layer`` is not given."""
         return 0
 
-    def layers(self) -> range:
-        start = self.first_layer() if self.start_layer is None else self.start_layer
-        return check_layers(range(start, self.vit.num_layers), self.vit.num_layers)
+    def start(self) -> int:
+        return self.first_layer() if self.start_layer is None else self.start_layer
 
 
 class Plus(Aggregation):
@@ -64,10 +67,8 @@ class Plus(Aggregation):
     paper = "SkipPLUS, eq. 3"
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        layers = self.layers()
-        if isinstance(self.base, LayerMap) and self.base.pools_by_attention:
-            layers = range(layers.start, layers.stop + 1)  # the pool is one more attention layer
-        return self.base.sum_over(layers, images, target, against)
+        check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers)
+        return self.base.sum_over(self.base.all_layers(self.start()), images, target, against)
 
 
 class SkipPlus(Plus):
@@ -86,19 +87,9 @@ class RolloutOf(Aggregation):
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         assert isinstance(self.base, LayerMap)
-        layers = self.layers()
+        layers = check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers)
         found = self.base.trace(images, target, against, layers)
-        return Attribution(self.on_grid(row_sweep(self.base, found, layers)))
+        return Attribution(self.on_grid(self.base.rollout(found, layers.start)))
 
 
 AGGREGATORS: dict[str, type[Aggregation]] = {cls.suffix: cls for cls in (Plus, SkipPlus, RolloutOf)}
-
-
-def row_sweep(base: LayerMap, trace: Trace, layers: range) -> Tensor:
-    """ρᵀ ∏ (½I + ½T̄_l) from the last layer down: the read-out row of the rollout, O(n²) per layer (SkipPLUS eq. 2)."""
-    row = base.rho(trace)
-    for layer in reversed(layers):
-        matrix = base.layer_map(trace, layer)
-        matrix = matrix / matrix.sum(-1, keepdim=True)
-        row = 0.5 * row + 0.5 * (row[:, None] @ matrix)[:, 0]
-    return row

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from vitrail.engine.trace import Trace
-from vitrail.methods.aggregation import row_sweep
-from vitrail.methods.base import Attribution, TokenMethod
-from vitrail.methods.layerwise import LayerMap, check_layers
+from vitrail.errors import VitrailError
+from vitrail.methods.base import Attribution
+from vitrail.methods.layerwise import LayerMap, check_layers, readout_row
 from vitrail.methods.registry import method
 
 
@@ -23,18 +24,61 @@ class RawAttention(LayerMap):
         return trace["A"][layer].mean(1)
 
 
-@method("rollout", family="attention", class_specific=False, cost=(1, 0), paper="Abnar & Zuidema 2020")
+@method(
+    "rollout",
+    family="attention",
+    class_specific=False,
+    cost=(1, 0),
+    protocols=("default", "authors", "tis"),
+    paper="Abnar & Zuidema 2020",
+)
 @dataclass(kw_only=True)
-class Rollout(TokenMethod):
-    """Product over the layers of ½ identity + ½ mean attention, in the row that the head reads."""
+class Rollout(LayerMap):
+    """Product over the layers of ½ identity + ½ attention, in the row that the head reads.
 
-    start_layer: int = 0
-    readout: Literal["head", "cls"] = "head"
+    ``discard`` zeroes that share of the smallest entries of each fused map. ``protocol="authors"`` skips the first
+    block, as Chefer's scripts do; ``protocol="tis"`` is vit-explain as released: discard 0.9, only entry (0, 0) is
+    safe, rows divided by the sums of the wrong axis, and the row of token 0 divided by its maximum.
+    """
 
+    start_layer: int | None = None
+    fusion: Literal["mean", "min", "max"] = "mean"
+    discard: float | None = None
+    protocol: Literal["default", "authors", "tis"] = "default"
+
+    aggregations: ClassVar[tuple[str, ...]] = ()
     no_aggregation: ClassVar[str] = "Rollout is an aggregation itself (raw_attention.rollout)"
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        base = RawAttention(self.model, readout=self.readout)
-        layers = check_layers(range(self.start_layer, self.vit.num_layers), self.vit.num_layers)
-        found = base.trace(images, target, against, layers)
-        return Attribution(self.on_grid(row_sweep(base, found, layers)))
+        start = self.start_layer if self.start_layer is not None else int(self.protocol == "authors")
+        layers = check_layers(range(start, self.vit.num_layers), self.vit.num_layers)
+        found = self.trace(images, target, against, layers)
+        if self.protocol != "tis":
+            return Attribution(self.on_grid(self.rollout(found, start)))
+        row = readout_row(found, "cls", self.model.name)
+        for layer in reversed(range(start, found.num_layers)):
+            matrix = self.layer_map(found, layer)
+            matrix = (matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)) / 2
+            row = (row[:, None] @ (matrix / matrix.sum(-1)[:, None, :]))[:, 0]  # column j by the sum of row j
+        patches = self.on_grid(row)
+        peak = patches.amax((1, 2), keepdim=True)
+        return Attribution(patches / torch.where(peak == 0, torch.ones_like(peak), peak))
+
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        maps = trace["A"][layer]
+        fused = {"mean": maps.mean(1), "min": maps.amin(1), "max": maps.amax(1)}.get(self.fusion)
+        if fused is None:
+            raise VitrailError(f'fusion must be "mean", "min" or "max", but got {self.fusion!r}.')
+        share = self.discard if self.discard is not None else 0.9 if self.protocol == "tis" else 0.0
+        if not 0 <= share < 1:
+            raise VitrailError(f"discard must be at least 0 and below 1, but got {share}.")
+        return _without_smallest(fused, share) if share else fused
+
+
+def _without_smallest(matrix: Tensor, share: float) -> Tensor:
+    """(B, n, m) with the smallest entries of each image zeroed, all but entry (0, 0)."""
+    flat = matrix.flatten(1)
+    smallest = flat.topk(int(share * flat.shape[1]), dim=1, largest=False).indices
+    mask = torch.zeros_like(flat, dtype=torch.bool).scatter_(1, smallest, True)
+    mask[:, 0] = False
+    return flat.masked_fill(mask, 0).view_as(matrix)

@@ -1,20 +1,27 @@
-"""Methods that take the score apart into shares of the tokens."""
+"""Methods that take the score, or a layer's output, apart into shares of the tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from vitrail.engine.trace import Trace
-from vitrail.methods.layerwise import Layerwise
+from vitrail.methods.gradients import completeness_gap, input_x_gradient
+from vitrail.methods.layerwise import LayerMap, Layerwise, OwnRollout
 from vitrail.methods.registry import method
+from vitrail.methods.values import refuses_inner_norm, sent
+from vitrail.models.parts import Block, Norm
+from vitrail.models.view import View
+
+# Entries of (rows, n, d) vectors held at once.
+CHUNK = 32 * 2**20
 
 
-@method("decompx", family="decomposition", cost=(1, 1), paper="Modarressi et al. 2023")
+@method("decompx", family="decomposition", paper="Modarressi et al. 2023")
 @dataclass(kw_only=True)
 class DecompX(Layerwise):
     """Each token's share of the logit under frozen attention, norms and gates; shares and biases add up to it."""
@@ -25,9 +32,157 @@ class DecompX(Layerwise):
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx", "bias"})
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
-        return (trace["x"][layer] * trace["gx"][layer]).sum(-1)
+        return input_x_gradient(trace, layer)
 
     def extras(self, trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
         """The largest gap over the layers between the logit and its shares, relative to max(1, |logit|)."""
-        gaps = [trace.y - self.scores(trace, layer).sum(1) - trace.bias_from(layer) for layer in layers]
-        return {"completeness_gap": torch.stack(gaps).abs().amax(0) / trace.y.abs().clamp(min=1)}
+        return {"completeness_gap": completeness_gap(trace, layers)}
+
+
+@dataclass(kw_only=True)
+class Contributions(LayerMap):
+    """Layer maps from the vectors V_ij = Σ_h A_ij^h f_j^h (+ x_i where i = j) that source j sends to target i."""
+
+    keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v"})
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        return super().unsupported(model) or refuses_inner_norm(model)
+
+    @property
+    def pools_by_attention(self) -> bool:
+        return False  # a pool's query is no token: the blocks are read with its attention, which is ρ
+
+    def sources(self, trace: Trace, layer: int, bias: bool = True) -> Tensor:
+        """f (B, H, n, d); without ``bias`` the shift of the norm and the bias of the values stay out."""
+        block, values = self.vit.blocks[layer], trace["v"][layer]
+        if not bias:
+            x = trace["x"][layer]
+            passed = linear_part(x, block.norm1) * deviation(x, block.norm1)
+            values = (passed @ block.attention.v.weight.T).unflatten(-1, (block.attention.heads, -1)).transpose(1, 2)
+        return sent(values, block.attention, block.scale1)
+
+
+def squared_lengths(weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """⟨Σ_h A_ij^h l_j^h, Σ_h A_ij^h r_j^h⟩ for all i, j, (B, n, n), without holding any vector V_ij.
+
+    A (B, H, n, n), l and r (B, H, n, d): only the products between the heads of one source are needed.
+    """
+    gram = torch.einsum("bhjd,bgjd->bhgj", left, right)  # (B, H, H, n)
+    mixed = torch.einsum("bhgj,bgij->bhij", gram, weights)
+    return (weights * mixed).sum(1)
+
+
+def diagonal_vectors(trace: Trace, layer: int, sources: Tensor) -> Tensor:
+    """V_ii without the residual: (B, n, d)."""
+    own = trace["A"][layer].diagonal(dim1=-2, dim2=-1)  # (B, H, n)
+    return torch.einsum("bhi,bhid->bid", own, sources)
+
+
+@method("attin", family="decomposition", class_specific=False, cost=(1, 0), paper="Kobayashi et al. 2020")
+@dataclass(kw_only=True)
+class AttentionNorm(Contributions):
+    """Length of what each token sends to the row that the head reads, heads summed before the norm."""
+
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        sources = self.sources(trace, layer)
+        return squared_lengths(trace["A"][layer], sources, sources).clamp(min=0).sqrt()
+
+
+@method("attin_residual", family="decomposition", class_specific=False, cost=(1, 0), paper="Kobayashi et al. 2021")
+@dataclass(kw_only=True)
+class AttentionNormResidual(Contributions):
+    """As ``attin``, with the residual stream among what a token sends to itself."""
+
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        sources = self.sources(trace, layer)
+        lengths = squared_lengths(trace["A"][layer], sources, sources).clamp(min=0).sqrt()
+        kept = (diagonal_vectors(trace, layer, sources) + trace["x"][layer]).norm(dim=-1)
+        return lengths.diagonal_scatter(kept, dim1=-2, dim2=-1)
+
+
+@method("globenc", family="decomposition", class_specific=False, cost=(1, 0), paper="Modarressi et al. 2022")
+@dataclass(kw_only=True)
+class GlobEnc(OwnRollout, Contributions):
+    """Lengths after the second norm, the MLP taken as the identity; chained over the layers without an identity."""
+
+    keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v", "mid"})
+    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "none"
+
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        block, weights, sources = self.vit.blocks[layer], trace["A"][layer], self.sources(trace, layer)
+        r = deviation(trace["mid"][layer], block.norm2)  # (B, n, 1): of the target token
+        passed = through_mlp(sources, block)
+        lengths = (
+            squared_lengths(weights, sources, sources)
+            + 2 * r * squared_lengths(weights, sources, passed)
+            + r**2 * squared_lengths(weights, passed, passed)
+        )
+        own = diagonal_vectors(trace, layer, sources) + trace["x"][layer]
+        kept = (own + r * through_mlp(own, block)).norm(dim=-1)
+        return lengths.clamp(min=0).sqrt().diagonal_scatter(kept, dim1=-2, dim2=-1)
+
+
+@method(
+    "alti",
+    family="decomposition",
+    class_specific=False,
+    cost=(1, 0),
+    protocols=("default", "skipplus"),
+    paper="Ferrando et al. 2022",
+)
+@dataclass(kw_only=True)
+class Alti(OwnRollout, Contributions):
+    """How much nearer (L1) each source brings the output of attention; rows sum to one; chained over the layers.
+
+    ``protocol="skipplus"``: the vectors of ``globenc``, without biases, against the output of the whole block.
+    """
+
+    protocol: Literal["default", "skipplus"] = "default"
+
+    keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v", "mid", "mlp_out"})
+    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "none"
+
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        published, block = self.protocol == "skipplus", self.vit.blocks[layer]
+        sources = self.sources(trace, layer, bias=not published)
+        output = trace["mid"][layer] + (trace["mlp_out"][layer] if published else 0)
+        rows, (batch, _, tokens, width) = [], sources.shape
+        step = max(1, CHUNK // (batch * tokens * width))
+        for start in range(0, tokens, step):  # (B, rows, n, d) at a time: all rows would be n²d
+            chunk = slice(start, start + step)
+            vectors = torch.einsum("bhij,bhjd->bijd", trace["A"][layer][:, :, chunk], sources)
+            here = torch.arange(start, min(start + step, tokens), device=vectors.device)
+            vectors[:, here - start, here] += trace["x"][layer][:, chunk]
+            if published:
+                r = deviation(trace["mid"][layer][:, chunk], block.norm2)[:, :, None]
+                vectors = vectors + r * through_mlp(vectors, block)
+            target = output[:, chunk]
+            left = (target[:, :, None] - vectors).abs().sum(-1)
+            rows.append((target.abs().sum(-1, keepdim=True) - left).clamp(min=0))
+        return _rows_to_one(torch.cat(rows, dim=1))
+
+
+def deviation(x: Tensor, norm: Norm) -> Tensor:
+    """r = 1/√(variance + ε) of each token, (B, n, 1)."""
+    centred = x if norm.rms else x - x.mean(-1, keepdim=True)
+    return torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + norm.eps)
+
+
+def linear_part(vectors: Tensor, norm: Norm) -> Tensor:
+    """A norm with its deviation and its shift left out: γ ⊙ (v − mean v)."""
+    centred = vectors if norm.rms else vectors - vectors.mean(-1, keepdim=True)
+    return centred if norm.weight is None else centred * norm.weight
+
+
+def through_mlp(vectors: Tensor, block: Block) -> Tensor:
+    """The MLP branch with the identity in the MLP's place, but for the deviation of its norm."""
+    passed = linear_part(vectors, block.norm2)
+    return passed if block.scale2 is None else passed * block.scale2
+
+
+def _rows_to_one(matrix: Tensor) -> Tensor:
+    """Rows normalised; a row without any contribution keeps its own token."""
+    total = matrix.sum(-1, keepdim=True)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
+    return torch.where(total > 0, matrix / torch.where(total > 0, total, torch.ones_like(total)), identity)

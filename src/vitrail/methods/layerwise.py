@@ -14,6 +14,10 @@ from vitrail.engine.trace import Trace, trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, TokenMethod
 
+Readout = Literal["head", "cls"]
+Rule = Literal["plain", "frozen"]
+Output = Literal["logit", "probability"]
+
 
 @dataclass(kw_only=True)
 class Layerwise(TokenMethod):
@@ -33,14 +37,22 @@ class Layerwise(TokenMethod):
         """(B, P + N): what each token has in the score, seen from the input of block ``layer``."""
         raise NotImplementedError
 
+    def closing(self, trace: Trace) -> Tensor | None:
+        """(B, P + N): what is added once to a sum over layers."""
+        return None
+
     def extras(self, trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
         """What the trace tells besides the map, (B,) each."""
         return {}
 
     def layers(self) -> range:
         """The layers of the bare method."""
-        first = getattr(self, "start_layer", 0)
+        first: int = getattr(self, "start_layer", 0)
         return range(first, first + 1)
+
+    def all_layers(self, start: int) -> range:
+        """The layers of PLUS from ``start`` on."""
+        return range(start, self.vit.num_layers)
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         return self.sum_over(self.layers(), images, target, against)
@@ -49,20 +61,24 @@ class Layerwise(TokenMethod):
         """The plain signed sum of the layers' scores, from one trace."""
         found = self.trace(images, target, against, check_layers(layers, self.vit.num_layers))
         total = torch.stack([self.scores(found, layer) for layer in layers]).sum(0)
-        return Attribution(self.on_grid(total), self.extras(found, layers))
+        closing = self.closing(found)
+        return Attribution(self.on_grid(total if closing is None else total + closing), self.extras(found, layers))
 
 
 @dataclass(kw_only=True)
 class LayerMap(Layerwise):
     """A method whose layers give whole token-to-token maps; their read-out row is the score.
 
-    An attention pool counts as one more layer: the last one, and what the rows of the others are read with.
+    ``mixing`` says how Rollout chains the maps T: "half" ½I + ½T̄ with rows normalised to one, "half_raw" ½I + ½T,
+    "add" I + T, "none" T itself. An attention pool counts as one more layer, the last one: its own map is the row that
+    the sweep starts with, and the rows of the other layers are read with its attention.
     """
 
-    readout: Literal["head", "cls"] = "head"
+    readout: Readout = "head"
 
     keep: ClassVar[frozenset[str]] = frozenset({"A"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus", "rollout")
+    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "half"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         """(B, n, n), rows [to, from]; for an attention pool (layer L) (B, 1, keys)."""
@@ -73,28 +89,69 @@ class LayerMap(Layerwise):
         depth = self.vit.num_layers
         return range(depth, depth + 1) if self.pools_by_attention else range(depth - 1, depth)
 
+    def all_layers(self, start: int) -> range:
+        return range(start, self.vit.num_layers + self.pools_by_attention)
+
     @property
     def pools_by_attention(self) -> bool:
         return self.vit.architecture().head.pool == "attention" and self.readout == "head"
 
     def rho(self, trace: Trace) -> Tensor:
         """(B, n): the tokens the head reads, or the class token alone."""
-        if self.readout == "head":
-            return trace.readout
-        if self.readout != "cls":
-            raise VitrailError(f'readout must be "head" or "cls", but got {self.readout!r}.')
-        if not trace.num_prefix:
-            raise VitrailError(f'{self.model.name} has no class token: use readout="head".')
-        return F.one_hot(trace.readout.new_zeros(len(trace.readout), dtype=torch.long), trace.readout.shape[1]).to(
-            trace.readout.dtype
-        )
+        return readout_row(trace, self.readout, self.model.name)
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
-        tokens = trace.readout.shape[1]
         matrix = self.layer_map(trace, layer)
         if layer == trace.num_layers:
-            return F.pad(matrix[:, 0], (tokens - matrix.shape[-1], 0))
+            return on_tokens(matrix[:, 0], trace)
         return torch.einsum("bi,bij->bj", self.rho(trace), matrix)
+
+    def rollout(self, trace: Trace, start: int) -> Tensor:
+        """ρᵀ ∏ (mixed maps), from the last layer down to ``start``: O(n²) per layer, as only one row is wanted."""
+        row = self.scores(trace, trace.num_layers) if self.pools_by_attention else self.rho(trace)
+        for layer in reversed(range(start, trace.num_layers)):
+            matrix = self.layer_map(trace, layer)
+            if self.mixing == "half":
+                matrix = _normalised(matrix)
+            moved = (row[:, None] @ matrix)[:, 0]
+            match self.mixing:
+                case "half" | "half_raw":
+                    row = 0.5 * row + 0.5 * moved
+                case "add":
+                    row = row + moved
+                case "none":  # products of many maps vanish or explode, and only the order of the row matters
+                    row = _normalised(moved)
+        return row
+
+
+@dataclass(kw_only=True)
+class OwnRollout(LayerMap):
+    """A layer-map method that is published with its own Rollout: that is the bare method."""
+
+    start_layer: int = 0
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        layers = check_layers(range(self.start_layer, self.vit.num_layers), self.vit.num_layers)
+        found = self.trace(images, target, against, layers)
+        return Attribution(self.on_grid(self.rollout(found, self.start_layer)))
+
+
+def readout_row(trace: Trace, readout: str, name: str) -> Tensor:
+    """ρ (B, n): what the head pools, or the class token alone."""
+    if readout == "head":
+        return trace.readout
+    if readout != "cls":
+        raise VitrailError(f'readout must be "head" or "cls", but got {readout!r}.')
+    if not trace.num_prefix:
+        raise VitrailError(f'{name} has no class token: use readout="head".')
+    row = torch.zeros_like(trace.readout)
+    row[:, 0] = 1
+    return row
+
+
+def on_tokens(keys: Tensor, trace: Trace) -> Tensor:
+    """Scores of the keys of an attention pool (B, keys) → of all tokens (B, P + N)."""
+    return F.pad(keys, (trace.readout.shape[1] - keys.shape[-1], 0))
 
 
 def check_layers(layers: range, depth: int) -> range:
@@ -104,3 +161,9 @@ def check_layers(layers: range, depth: int) -> range:
             f"start_layer={layers.start} does not fit a model with {depth} blocks: expected 0…{depth - 1}."
         )
     return layers
+
+
+def _normalised(rows: Tensor) -> Tensor:
+    """Rows divided by their sums; rows that sum to zero stay as they are."""
+    total = rows.sum(-1, keepdim=True)
+    return rows / torch.where(total == 0, torch.ones_like(total), total)

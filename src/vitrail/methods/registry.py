@@ -18,8 +18,30 @@ from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
 from vitrail.models.view import View
 
-MODULES = ("attention", "gradients", "decomposition", "control")
-AGGREGATIONS = ("plus", "skipplus", "rollout")
+MODULES = ("attention", "gradients", "cams", "relevance", "markov", "decomposition", "transformation", "control")
+
+# Other names that the papers and their rivals use.
+ALIASES = {
+    "ali_lrp": "conservative_lrp",
+    "att_cat": "att_ixg.plus",
+    "attcam": "attn_cam",
+    "attcat": "att_ixg.plus",
+    "attention_rollout": "rollout",
+    "bth": "bt_h",
+    "btt": "bt_t",
+    "cat": "input_x_gradient.plus",
+    "cgw1": "trans_att",
+    "cgw2": "gen_att",
+    "chefer1": "trans_att",
+    "chefer2": "gen_att",
+    "cp_lrp": "conservative_lrp",
+    "generic_attention": "gen_att",
+    "grad_sam": "gen_att.plus",
+    "gradsam": "gen_att.plus",
+    "tokentm": "vtranm",
+    "transformer_attribution": "trans_att",
+    "transformer_mm": "gen_att",
+}
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -88,10 +110,13 @@ def list_methods(pattern: str = "*") -> dict[str, MethodInfo]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The class of a method, by id or composition."""
+    """The class of a method, by id, composition or alias; ``cat`` and ``tokentm.…`` resolve too."""
     base, _, aggregation = name.strip().lower().partition(".")
+    if base in ALIASES:
+        base, _, own = ALIASES[base].partition(".")
+        aggregation = ".".join(filter(None, (own, aggregation)))
     if base not in _registered():
-        close = difflib.get_close_matches(base, _registered(), n=3, cutoff=0.5)
+        close = difflib.get_close_matches(base, [*_registered(), *ALIASES], n=3, cutoff=0.5)
         hint = f" Did you mean {', '.join(close)}?" if close else ""
         raise VitrailError(f"there is no method {name!r}.{hint} `vitrail methods` lists them.")
     return compose(base, aggregation) if aggregation else _registered()[base]

@@ -22,7 +22,8 @@ FOLDER = Path(str(files("vitrail"))) / "weights"
 @lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
     """The embedded models."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+    found = sorted(path.stem for path in FOLDER.glob("*.json"))
+    return tuple(name for name in found if (FOLDER / card(name)["weights"]).is_file())
 
 
 def card(name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
@@ -50,25 +51,48 @@ class Hierarchical(View):
 
     def features(self, images: Tensor, stage: int = -2) -> Tensor:
         """Output of the last block of a stage, (B, C, h, w); the default is the second-to-last stage."""
+        with self._watching(stage) as seen:
+            self.logits(images)
+        return self._as_map(seen[0])
+
+    def features_and_gradient(
+        self,
+        images: Tensor,
+        target: Tensor | None,
+        against: Tensor | None = None,
+        output: str = "logit",
+        stage: int = -2,
+    ) -> tuple[Tensor, Tensor]:
+        """The features of a stage and the gradient of the score there, (B, C, h, w) each."""
+        with torch.inference_mode(False), torch.enable_grad(), self._watching(stage) as seen:
+            logits = self.logits(images.detach().clone().requires_grad_())
+            (gradient,) = torch.autograd.grad(self.score(logits, target, against, output).sum(), seen[0])
+        return self._as_map(seen[0].detach()), self._as_map(gradient)
+
+    @contextmanager
+    def _watching(self, stage: int) -> Iterator[list[Tensor]]:
+        """Collects what the last block of a stage gives; the hook goes away again, also after an error."""
         if not -self.num_stages <= stage < self.num_stages:
             raise VitrailError(f"{self.name} has {self.num_stages} stages; there is no stage {stage}.")
-        stage, module = stage % self.num_stages, self.module
-        images = self.check_images(images)
-        with evaluating(module):
-            if huggingface.is_huggingface(module):
-                swin: Any = module.base_model
-                tokens, grid = swin.embeddings(images)
-                wanted = {"output_hidden_states": True, "output_hidden_states_before_downsampling": True}
-                states: Tensor = swin.encoder(tokens, grid, **wanted).reshaped_hidden_states[stage + 1]
-                return states
-            if timm.is_timm(module):
-                found = module.forward_intermediates(  # type: ignore[operator]
-                    images, indices=[stage], intermediates_only=True, output_fmt="NCHW"
-                )
-                return found[0]
-            stages: Any = module.features
-            out: Tensor = stages[: 2 * stage + 2](images)  # patch embedding, then stage and merging by turns; NHWC
-            return out.permute(0, 3, 1, 2)
+        module: Any = self.module
+        if huggingface.is_huggingface(module):
+            block = module.base_model.encoder.layers[stage].blocks[-1]
+        else:
+            stages = module.layers if timm.is_timm(module) else module.features[1::2]
+            block = stages[stage].blocks[-1] if timm.is_timm(module) else stages[stage][-1]
+        seen: list[Tensor] = []
+        hook = block.register_forward_hook(lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out))
+        try:
+            yield seen
+        finally:
+            hook.remove()
+
+    def _as_map(self, out: Tensor) -> Tensor:
+        """(B, h, w, C) or (B, h·w, C) → (B, C, h, w)."""
+        if out.ndim == 3:
+            rows = round((out.shape[1] * self.size[0] / self.size[1]) ** 0.5)
+            out = out.unflatten(1, (rows, -1))
+        return out.permute(0, 3, 1, 2)
 
     def embed(self, images: Tensor) -> NoReturn:
         raise self._no("embed tokens")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from vitrail.models import embedded
 from vitrail.models.checkpoints import load_state, read_state
 from vitrail.models.names import tags, with_head
 from vitrail.models.view import Output, View
-from vitrail.models.wrapping import wrap
+from vitrail.models.wrapping import as_pair, wrap
 from vitrail.preprocessing import Preprocess
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
+@torch.inference_mode(False)  # weights made in inference mode could never be explained by gradients
 def load(
     name: str | None = None,
     *,
@@ -53,7 +55,7 @@ def load(
     """
     if name is not None and not isinstance(name, str):
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
-    device, dtype = pick_device(device), pick_dtype(dtype)  # a wrong one is told before any work
+    device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # wrong ones are told before any work
     request = Request(
         name or "", checkpoint, pretrained, num_classes, img_size, {"labels": labels, "output": output}, model_args
     )
@@ -183,13 +185,13 @@ def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: 
         return
     if not request.wants_weights:
         warnings.warn(
-            f"{request.name} has random weights (pretrained=False): its explanations mean nothing.", stacklevel=4
+            f"{request.name} has random weights (pretrained=False): its explanations mean nothing.", stacklevel=5
         )
         return
     config = getattr(module, "pretrained_cfg", None) or {}
     trained, own = config.get("num_classes"), getattr(module, "num_classes", None)
     if trained is not None and trained != own:
-        warnings.warn(f"{request.name} has a random head: {own} classes, its weights have {trained}.", stacklevel=4)
+        warnings.warn(f"{request.name} has a random head: {own} classes, its weights have {trained}.", stacklevel=5)
 
 
 def _load_huggingface(request: Request) -> View:
@@ -204,10 +206,11 @@ def _load_huggingface(request: Request) -> View:
     arguments = dict(request.model_args)
     if request.num_classes is not None:
         raise VitrailError(f"{name} has the classes of its own head; num_classes= is for timm and torchvision models.")
-    module, info = _fetch(
-        name,
-        lambda: AutoModelForImageClassification.from_pretrained(source, output_loading_info=True, **arguments),
-    )
+    with _quiet_transformers(local=Path(source).is_dir()):
+        module, info = _fetch(
+            name,
+            lambda: AutoModelForImageClassification.from_pretrained(source, output_loading_info=True, **arguments),
+        )
     lost = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
     if lost:
         raise VitrailError(
@@ -218,6 +221,23 @@ def _load_huggingface(request: Request) -> View:
     if not Path(source).is_dir() or (Path(source) / "preprocessor_config.json").is_file():
         processor = _fetch(name, lambda: AutoImageProcessor.from_pretrained(source))
     return wrap(module, name=name, processor=processor, img_size=request.img_size, **request.view_args)
+
+
+@contextmanager
+def _quiet_transformers(local: bool) -> Iterator[None]:
+    """What transformers would report is told by our own errors; a bar is shown for downloads only."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if local:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if local and bars:
+            logging.enable_progress_bar()
 
 
 def _huggingface_source(name: str) -> str:

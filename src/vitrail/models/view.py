@@ -37,6 +37,7 @@ class View:
     output: Output = "softmax"
     spec: dict[str, Any] | None = None
     note: str = field(default="", kw_only=True)  # one sentence a user should see, e.g. "random weights"
+    known_fingerprint: str | None = field(default=None, kw_only=True)  # given where nobody can change the weights
 
     @property
     def size(self) -> tuple[int, int]:
@@ -133,6 +134,8 @@ class View:
 
     def fingerprint(self) -> str:
         """A hash of every parameter and buffer: two views with the same one give the same logits."""
+        if self.known_fingerprint is not None:
+            return self.known_fingerprint
         digest = hashlib.blake2b(digest_size=16)
         for name, tensor in sorted(self.module.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

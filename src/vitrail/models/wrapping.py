@@ -63,7 +63,7 @@ def wrap(
     if is_hierarchical(inner):
         if head is not None:
             raise refuse(inner, "head= is for backbones with tokens")
-        size = _square(img_size) or _hierarchical_size(inner)
+        size = as_pair(img_size) or _hierarchical_size(inner)
         view: View = Hierarchical(inner, name, _preprocess(inner, size, mean, std, processor))
     else:
         adapter = _adapter(inner)
@@ -100,7 +100,8 @@ def _name(module: Any) -> str:
     return type(module).__name__
 
 
-def _square(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def as_pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """An input size as (height, width), or an error."""
     if size is None:
         return None
     pair = tuple(size) if isinstance(size, Sequence) else (size, size)
@@ -112,7 +113,7 @@ def _square(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 def _input_size(module: nn.Module, adapter: ModuleType, wanted: int | tuple[int, int] | None) -> tuple[int, int]:
     if type(module).__name__ not in adapter.NETWORKS:
         raise refuse(module, "it is not a plain Vision Transformer")
-    asked, native = _square(wanted), adapter.native_size(module)
+    asked, native = as_pair(wanted), adapter.native_size(module)
     if asked is None or asked == native:
         return native
     if not adapter.takes_other_sizes(module):

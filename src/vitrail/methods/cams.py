@@ -1,0 +1,168 @@
+"""Class activation maps: on the tokens of a ViT, and on the features of a hierarchical transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from vitrail.engine.trace import Trace
+from vitrail.errors import VitrailError
+from vitrail.methods.base import Attribution
+from vitrail.methods.layerwise import Layerwise, Output, Rule
+from vitrail.methods.registry import method
+from vitrail.models.hierarchical import Hierarchical
+from vitrail.models.view import View
+
+Protocol = Literal["default", "authors", "skipplus"]
+PROTOCOLS = ("default", "authors", "skipplus")
+
+
+@dataclass(kw_only=True)
+class Cam(Layerwise):
+    """A map from the activations h (B, n, d) of a layer and their gradients g.
+
+    ``layer`` counts blocks (their input) or stages of a hierarchical model (their output); None = the last block, the
+    second-to-last stage. ``protocol="authors"`` is pytorch-grad-cam: output of the last first norm, ReLU, min–max;
+    ``protocol="skipplus"`` averages channel weights over the prefix tokens too.
+    """
+
+    layer: int | None = None
+    rule: Rule = "plain"
+    output: Output = "logit"
+    protocol: Protocol = "default"
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        return None
+
+    def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
+        """(B, n): the map; channel weights come from the tokens ``context``."""
+        raise NotImplementedError
+
+    def layers(self) -> range:
+        layer = -1 if self.layer is None else self.layer
+        layer = layer if layer >= 0 else self.vit.num_layers + layer
+        return range(layer, layer + 1)
+
+    def scores(self, trace: Trace, layer: int) -> Tensor:
+        if self.protocol == "authors":
+            raise VitrailError(f'{self.info.name} under protocol="authors" is one layer: it has no sum over layers.')
+        context = slice(None) if self.protocol == "skipplus" else slice(trace.num_prefix, None)
+        return self.cam(trace["x"][layer], trace["gx"][layer], context)
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        if self.protocol not in PROTOCOLS:
+            raise VitrailError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {self.protocol!r}.")
+        if isinstance(self.model, Hierarchical):
+            return self._on_features(self.model, images, target, against)
+        if self.protocol != "authors":
+            return super().run(images, target, against)
+        (layer,) = self.layers()
+        found = self._trace_norm(images, target, against, layer)
+        patches = slice(found.num_prefix, None)
+        values = self.cam(found["u"][layer][:, patches], found["gu"][layer][:, patches], slice(None))
+        return Attribution(as_published(values).unflatten(1, self.vit.grid))
+
+    def _trace_norm(self, images: Tensor, target: Tensor, against: Tensor | None, layer: int) -> Trace:
+        from vitrail.engine.trace import trace
+
+        kept = {"u", "gu", "gx"}
+        return trace(
+            self.vit, images, target, against=against, rule=self.rule, output=self.output, keep=kept, layers=[layer]
+        )
+
+    def _on_features(self, model: Hierarchical, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        if self.rule != "plain":
+            raise VitrailError(f'rule="{self.rule}" needs tokens and blocks, which {model.name} does not have.')
+        stage = -2 if self.layer is None else self.layer
+        h, g = model.features_and_gradient(images, target, against, self.output, stage)
+        values = self.cam(h.flatten(2).transpose(1, 2), g.flatten(2).transpose(1, 2), slice(None))
+        values = as_published(values) if self.protocol == "authors" else values
+        return Attribution(values.unflatten(1, h.shape[2:]))
+
+
+def as_published(values: Tensor) -> Tensor:
+    """ReLU, then min–max with the release's 1e-7; (B, n)."""
+    values = values.clamp(min=0)
+    values = values - values.amin(1, keepdim=True)
+    return values / (values.amax(1, keepdim=True) + 1e-7)
+
+
+def _register(name: str, paper: str):  # type: ignore[no-untyped-def]
+    return method(name, family="cam", needs="features", protocols=PROTOCOLS, paper=paper)
+
+
+@_register("grad_cam", "Selvaraju et al. 2017")
+@dataclass(kw_only=True)
+class GradCam(Cam):
+    """Activations weighted by the mean gradient of each channel."""
+
+    def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
+        return (h * g[:, context].mean(1, keepdim=True)).sum(-1)
+
+
+@_register("xgrad_cam", "Fu et al. 2020")
+@dataclass(kw_only=True)
+class XGradCam(Cam):
+    """Activations weighted by the gradients in proportion to the activations."""
+
+    def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
+        inside = h[:, context]
+        weights = (g[:, context] * inside).sum(1, keepdim=True) / (inside.sum(1, keepdim=True) + 1e-7)
+        return (h * weights).sum(-1)
+
+
+@_register("xgrad_cam_plus", "SkipPLUS")
+@dataclass(kw_only=True)
+class XGradCamPlus(Cam):
+    """As ``xgrad_cam``, in proportion to the size of the activations, which cannot cancel."""
+
+    def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
+        size = h[:, context].abs()
+        weights = (g[:, context] * size).sum(1, keepdim=True) / (size.sum(1, keepdim=True) + 1e-7)
+        return (h * weights).sum(-1)
+
+
+@_register("grad_cam_pp", "Chattopadhyay et al. 2018")
+@dataclass(kw_only=True)
+class GradCamPlusPlus(Cam):
+    """Activations weighted by positive gradients with second-order coefficients."""
+
+    def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
+        inside, slope = h[:, context], g[:, context]
+        below = 2 * slope**2 + inside.sum(1, keepdim=True) * slope**3
+        coefficients = slope**2 / (below + 1e-6)
+        weights = (coefficients * slope.clamp(min=0)).sum(1, keepdim=True)
+        return (h * weights).sum(-1)
+
+
+@_register("hires_cam", "Draelos & Carin 2020")
+@dataclass(kw_only=True)
+class HiResCam(Cam):
+    """Activations times gradients: the same as input × gradient at that layer."""
+
+    def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
+        return (h * g).sum(-1)
+
+
+@_register("grad_cam_elementwise", "pytorch-grad-cam")
+@dataclass(kw_only=True)
+class GradCamElementwise(Cam):
+    """The positive products of activations and gradients."""
+
+    def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
+        return (h * g).clamp(min=0).sum(-1)
+
+
+@_register("layer_cam", "Jiang et al. 2021")
+@dataclass(kw_only=True)
+class LayerCam(Cam):
+    """Activations weighted by their own positive gradients."""
+
+    aggregations: ClassVar[tuple[str, ...]] = ()
+    no_aggregation: ClassVar[str] = "LayerCAM has a sum over layers of its own, normalised per layer"
+
+    def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
+        return (h * g.clamp(min=0)).sum(-1)

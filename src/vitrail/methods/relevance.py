@@ -1,0 +1,211 @@
+"""Methods that weigh attention by gradients or relevance, and relevance carried back to tokens or pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.engine.lrp import AlphaBeta, Epsilon, PublishedAlphaBeta
+from vitrail.engine.trace import Trace, pixel_gradient, trace
+from vitrail.methods.base import Attribution, TokenMethod
+from vitrail.methods.gradients import input_x_gradient
+from vitrail.methods.layerwise import (
+    LayerMap,
+    Layerwise,
+    Output,
+    OwnRollout,
+    Rule,
+    check_layers,
+    on_tokens,
+    readout_row,
+)
+from vitrail.methods.registry import method
+from vitrail.models.view import View
+from vitrail.models.vit import ViT
+from vitrail.show.heatmap import min_max
+
+
+@method("attn_cam", family="attention", protocols=("default", "authors"), paper='Chefer et al. 2021 ("GradCAM")')
+@dataclass(kw_only=True)
+class AttentionCam(LayerMap):
+    """Attention of the last layer, each head weighted by its mean gradient.
+
+    ``protocol="authors"`` adds ReLU and min–max.
+    """
+
+    rule: Rule = "plain"
+    output: Output = "logit"
+    protocol: Literal["default", "authors"] = "default"
+
+    keep: ClassVar[frozenset[str]] = frozenset({"A", "G"})
+    aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus")
+
+    def scores(self, trace: Trace, layer: int) -> Tensor:
+        attention, gradient = trace["A"][layer], trace["G"][layer]
+        if layer == trace.num_layers:  # an attention pool has one query, and its keys are what it may see
+            rows, slopes = attention[:, :, 0], gradient[:, :, 0]
+            first = max(0, trace.num_prefix - (trace.readout.shape[1] - rows.shape[-1]))
+        else:
+            rho, first = self.rho(trace), trace.num_prefix
+            rows, slopes = (torch.einsum("bi,bhij->bhj", rho, t) for t in (attention, gradient))
+        weights = slopes[..., first:].mean(-1, keepdim=True)
+        return on_tokens((weights * rows).mean(1), trace)
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        found = super().run(images, target, against)
+        if self.protocol == "default":
+            return found
+        positive = found.map.clamp(min=0)
+        return Attribution(torch.stack([min_max(one) for one in positive]))
+
+
+@method("gen_att", family="relevance", paper="Chefer et al. 2021b (Transformer-MM)")
+@dataclass(kw_only=True)
+class GenAtt(OwnRollout):
+    """Product over the layers of identity + attention × its positive gradient, in the row that the head reads."""
+
+    rule: Rule = "plain"
+    output: Output = "logit"
+
+    keep: ClassVar[frozenset[str]] = frozenset({"A", "G"})
+    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "add"
+
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        return (trace["A"][layer] * trace["G"][layer]).clamp(min=0).mean(1)
+
+
+@dataclass(kw_only=True)
+class Relevance(TokenMethod):
+    """Chefer's LRP: not defined for rotary positions, score bias, gated MLPs and attention pools."""
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        reason = super().unsupported(model)
+        if reason or not isinstance(model, ViT):
+            return reason
+        parts = model.architecture()
+        first = parts.blocks[0]
+        for there, what in (
+            (first.attention.rope is not None, "rotary positions"),
+            (any(b.attention.bias is not None for b in parts.blocks), "a score bias"),
+            (first.mlp.up is not None, "a gated MLP"),
+            (parts.head.pool == "attention", "an attention pool"),
+        ):
+            if there:
+                return f"its LRP rules are not defined for {what}"
+        return None
+
+
+@method(
+    "trans_att",
+    family="relevance",
+    cost=(2, 2.5),
+    protocols=("default", "authors"),
+    paper="Chefer et al. 2021 (TransAtt)",
+)
+@dataclass(kw_only=True)
+class TransAtt(Relevance, OwnRollout):
+    """As ``gen_att``, with the relevance of attention (LRP) in place of attention itself.
+
+    ``protocol="authors"`` starts at block 1, as the authors' scripts do.
+    """
+
+    start_layer: int | None = None  # type: ignore[assignment]
+    protocol: Literal["default", "authors"] = "default"
+
+    keep: ClassVar[frozenset[str]] = frozenset({"G"})
+    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "add"
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        start = int(self.protocol == "authors") if self.start_layer is None else self.start_layer
+        layers = check_layers(range(start, self.vit.num_layers), self.vit.num_layers)
+        return Attribution(self.on_grid(self.rollout(self.trace(images, target, against, layers), start)))
+
+    def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: object) -> Trace:
+        found = super().trace(images, target, against, layers)  # type: ignore[arg-type]
+        relevance = trace(self.vit, images, target, against=against, rule=AlphaBeta(), keep={"G"}, layers=layers)  # type: ignore[arg-type]
+        found.kept["R"] = relevance["G"]
+        return found
+
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        return (trace["G"][layer] * trace["R"][layer]).clamp(min=0).mean(1)
+
+
+@method("partial_lrp", family="relevance", protocols=("default", "authors"), paper="Voita et al. 2019")
+@dataclass(kw_only=True)
+class PartialLrp(Relevance):
+    """Relevance of the last block's attention, in the row that the head reads.
+
+    ``protocol="authors"``: the published rule, whose total doubles at each linear layer.
+    """
+
+    protocol: Literal["default", "authors"] = "default"
+
+    no_aggregation: ClassVar[str] = "partial LRP is defined for the last block only"
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        rule = PublishedAlphaBeta() if self.protocol == "authors" else AlphaBeta()
+        last = self.vit.num_layers - 1
+        found = trace(self.vit, images, target, against=against, rule=rule, keep={"G"}, layers=[last])
+        relevance = found["G"][last].clamp(min=0).mean(1)
+        row = readout_row(found, "head", self.model.name)
+        return Attribution(self.on_grid(torch.einsum("bi,bij->bj", row, relevance)))
+
+
+@method("lrp", family="relevance", level="pixel", cost=(1, 2), paper="Chefer et al. 2021 (full LRP)")
+@dataclass(kw_only=True)
+class Lrp(Relevance):
+    """Relevance carried back to the pixels, as Chefer's release does; its total is not conserved."""
+
+    no_aggregation: ClassVar[str] = "it explains pixels, not layers"
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        found = pixel_gradient(self.vit, images, target, against=against, rule=PublishedAlphaBeta())
+        return Attribution(found.sum(1))
+
+
+@method("epsilon_lrp", family="relevance", level="pixel", paper="Bach et al. 2015")
+@dataclass(kw_only=True)
+class EpsilonLrp(TokenMethod):
+    """ε-LRP to the pixels on the frozen network: conserving but for the biases and ε."""
+
+    epsilon: float = 1e-6
+    output: Output = "logit"
+
+    no_aggregation: ClassVar[str] = "it explains pixels, not layers"
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        rule = Epsilon(self.epsilon)
+        found = pixel_gradient(self.vit, images, target, against=against, rule=rule, output=self.output)
+        return Attribution((images * found).sum(1))
+
+
+@method("conservative_lrp", family="relevance", paper="Ali et al. 2022")
+@dataclass(kw_only=True)
+class ConservativeLrp(Layerwise):
+    """Input × gradient with attention and the deviation of norms held constant."""
+
+    start_layer: int = 0
+    output: Output = "logit"
+
+    rule: ClassVar[str] = "conservative"
+
+    def scores(self, trace: Trace, layer: int) -> Tensor:
+        return input_x_gradient(trace, layer)
+
+
+@method("attn_lrp", family="relevance", paper="Achtibat et al. 2024")
+@dataclass(kw_only=True)
+class AttnLrp(Layerwise):
+    """Relevance with the uniform rule at the two products of attention and the softmax by its own derivative."""
+
+    start_layer: int = 0
+    output: Output = "logit"
+
+    rule: ClassVar[str] = "attn_lrp"
+
+    def scores(self, trace: Trace, layer: int) -> Tensor:
+        return input_x_gradient(trace, layer)

@@ -1,0 +1,31 @@
+"""What each source token sends through a block's attention: per-head value vectors after the output projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitrail.models.parts import Attention
+from vitrail.models.view import View
+from vitrail.models.vit import ViT
+
+
+def refuses_inner_norm(model: View) -> str | None:
+    """A norm between the mixing and the projection ties all sources together: no source has vectors of its own."""
+    if isinstance(model, ViT) and any(block.attention.norm is not None for block in model.blocks):
+        return "it has a norm between attention and its projection, so no source token has a vector of its own"
+    return None
+
+
+def sent(v: Tensor, attention: Attention, gamma: Tensor | None) -> Tensor:
+    """f_j^h = γ ⊙ W_o^h v_j^h: (B, H, n, d/H) values → (B, H, n, d); the output bias belongs to no source."""
+    weight = attention.proj.weight.unflatten(1, (attention.heads, -1))  # (d, H, d/H)
+    out = torch.einsum("bhjk,dhk->bhjd", v, weight)
+    return out if gamma is None else out * gamma
+
+
+def without_bias(v: Tensor, attention: Attention) -> Tensor:
+    """The values with their bias taken off."""
+    if attention.v.bias is None:
+        return v
+    return v - attention.v.bias.unflatten(0, (attention.heads, -1))[:, None]

@@ -1,0 +1,300 @@
+"""What the papers promise of their methods, and what must never happen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vitrail
+from tests.families import FAMILIES, HIERARCHICAL
+from tests.helpers import DOUBLE, batch, relative, viewed
+from tests.oracles import gradients as literal
+from vitrail import VitrailError
+from vitrail.engine.lrp import AlphaBeta, PublishedAlphaBeta
+from vitrail.engine.ops import Walk
+from vitrail.engine.trace import trace
+from vitrail.methods.decomposition import Alti
+from vitrail.methods.markov import BidirectionalHead, Tam
+from vitrail.methods.registry import ALIASES, build_method, get_method, list_methods
+from vitrail.methods.transformation import VTranM
+
+TARGET = torch.tensor([0, 3, 1])
+SOME = ["timm_vit", "timm_vit_avg", "timm_deit_distilled", "timm_dinov2_reg4", "timm_siglip", "timm_beit", "hf_dinov2"]
+PLAIN = [name for name in SOME if name not in ("timm_siglip", "timm_beit")]
+
+
+def explained(name: str, method: str, **params: object) -> torch.Tensor:
+    return build_method(method, viewed(name)[2], **params).attribute(batch(name), TARGET)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_rollout_rows_sum_to_one(name: str) -> None:
+    view = viewed(name)[2]
+    method = build_method("raw_attention", view)
+    found = method.trace(batch(name), TARGET, None, range(view.num_layers))
+    assert torch.allclose(method.rollout(found, 0).sum(1), torch.ones(3, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("name", SOME)
+def test_the_state_of_tam_doubles_with_each_layer(name: str, start: int) -> None:
+    view = viewed(name)[2]
+    method = Tam(view)
+    depth = view.num_layers
+    found = method.trace(batch(name), TARGET, None, range(depth))
+    steps = depth - start - (0 if method.pools_by_attention else 1)
+    assert torch.allclose(method.state(found, start).sum(1), torch.full((3,), 2.0**steps, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_rows_of_bt_h_sum_to_two_to_the_number_of_layers(name: str) -> None:
+    view = viewed(name)[2]
+    method = BidirectionalHead(view)
+    found = method.trace(batch(name), TARGET, None, range(view.num_layers))
+    assert torch.allclose(method.state(found, 0).sum(1), torch.full((3,), 2.0**view.num_layers, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_relevance_stays_one_through_the_blocks(name: str) -> None:
+    view = viewed(name)[2]
+    layers = range(view.num_layers + 1)
+    found = trace(view, batch(name), TARGET, rule=AlphaBeta(), keep={"gx"}, layers=layers)
+    published = trace(view, batch(name), TARGET, rule=PublishedAlphaBeta(), keep={"gx"}, layers=layers)
+    for layer in layers:
+        assert torch.allclose(found["gx"][layer].sum((1, 2)), torch.ones(3, dtype=DOUBLE), atol=1e-5)
+    assert (published["gx"][0].sum((1, 2)).abs() > 2).all(), "the published rule doubles at each linear layer"
+
+
+def test_relevance_of_one_linear_layer_in_closed_form() -> None:
+    from vitrail.models.parts import Linear
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 5, 4, dtype=DOUBLE, requires_grad=True), torch.randn(3, 4, dtype=DOUBLE)
+    incoming = torch.rand(2, 5, 3, dtype=DOUBLE)
+    out = AlphaBeta().linear(x, Linear(weight, torch.randn(3, dtype=DOUBLE)))
+    (found,) = torch.autograd.grad(out, x, incoming)
+    contributions = (x.detach()[..., None, :] * weight).clamp(min=0)  # (2, 5, 3, 4)
+    expected = (contributions / contributions.sum(-1, keepdim=True) * incoming[..., None]).sum(-2)
+    assert torch.allclose(found, expected, atol=1e-7)
+    assert torch.allclose(found.sum(-1), incoming.sum(-1), atol=1e-7)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_gen_att_is_at_least_the_identity_and_vtranm_without_measures_is_gen_att(name: str) -> None:
+    view = viewed(name)[2]
+    assert (explained(name, "gen_att") >= 0).all()
+    plain = explained(name, "vtranm", length=False, necc=False)
+    assert relative(plain, explained(name, "gen_att") * 2**view.num_layers) < 1e-12
+    assert (explained(name, "vtranm") >= 0).all()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_necc_sums_to_one(name: str) -> None:
+    view = viewed(name)[2]
+    method = VTranM(view, length=False)
+    found = method.trace(batch(name), TARGET, None, range(view.num_layers))
+    for layer in range(view.num_layers):
+        assert torch.allclose(method.mlp_weight(found, layer).sum(1), torch.ones(3, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_alti_rows_sum_to_one(name: str) -> None:
+    view = viewed(name)[2]
+    method = Alti(view)
+    found = method.trace(batch(name), TARGET, None, range(view.num_layers))
+    for layer in range(view.num_layers):
+        matrix = method.layer_map(found, layer)
+        assert torch.allclose(matrix.sum(-1), torch.ones_like(matrix[..., 0]))
+        assert (matrix >= 0).all()
+
+
+def test_alti_in_chunks_is_alti_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = explained("timm_vit", "alti")
+    monkeypatch.setattr("vitrail.methods.decomposition.CHUNK", 1)
+    assert relative(explained("timm_vit", "alti"), whole) < 1e-12
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_hires_cam_is_input_x_gradient_at_that_layer(name: str) -> None:
+    for layer in range(viewed(name)[2].num_layers):
+        assert torch.equal(explained(name, "hires_cam", layer=layer), explained(name, "input_x_gradient", start_layer=layer))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_positive_and_negative_elements_make_hires_cam(name: str) -> None:
+    positive = explained(name, "grad_cam_elementwise")
+    negative = build_method("grad_cam_elementwise", viewed(name)[2]).attribute(batch(name), TARGET, against=TARGET)
+    assert (positive >= 0).all()
+    assert negative.abs().max() == 0, "nothing speaks for a class against itself"
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_integrated_gradients_add_up_to_the_change_of_the_score(name: str) -> None:
+    view, images = viewed(name)[2], batch(name)
+    for output in ("logit", "probability"):
+        found = build_method("integrated_gradients", view, steps=60, output=output).explain(images, TARGET)
+        ends = [view.score(view.logits(x), TARGET, None, output) for x in (images, torch.zeros_like(images))]
+        assert torch.allclose(found.map.sum((1, 2)), ends[0] - ends[1], atol=1e-4)
+        assert found.extras["completeness_gap"].max() < 1e-4
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_frozen_full_grad_is_complete(name: str) -> None:
+    view, images = viewed(name)[2], batch(name)
+    found = build_method("full_grad", view, rule="frozen").explain(images, TARGET)
+    plain = build_method("full_grad", view).explain(images, TARGET)
+    assert found.extras["completeness_gap"].max() < 1e-12
+    assert plain.extras["completeness_gap"].max() > 1e-3, "ordinary gradients are not complete"
+
+
+def test_epsilon_lrp_goes_to_gradient_x_input_of_the_frozen_network() -> None:
+    view, images = viewed("timm_vit")[2], batch("timm_vit")
+    pixels = images.clone().requires_grad_()
+    from vitrail.engine.rules import Frozen
+
+    walk = Walk(view.architecture(), Frozen())
+    y = walk.encode(walk.embed(pixels)).gather(1, TARGET[:, None]).sum()
+    (gradient,) = torch.autograd.grad(y, pixels)
+    assert relative(explained("timm_vit", "epsilon_lrp", epsilon=1e-13), (images * gradient).sum(1)) < 1e-9
+
+
+def test_smooth_grad_against_the_literal_mean_of_absolute_gradients() -> None:
+    family, module, view = viewed("timm_vit")
+    images = batch("timm_vit")
+    draw = torch.Generator().manual_seed(7)
+    noises = [0.3 * torch.randn(images.shape[1:], generator=draw).to(DOUBLE).expand_as(images) for _ in range(4)]
+    expected = literal.smooth_grad(family, module, images, TARGET, noises=noises)
+    found = build_method("smooth_grad", view, samples=4, sigma=0.3, seed=7).attribute(images, TARGET)
+    assert relative(found, expected) < 1e-9
+    assert (found >= 0).all()
+    assert not torch.equal(found, build_method("smooth_grad", view, samples=4, sigma=0.3, seed=8).attribute(images, TARGET))
+
+
+@pytest.mark.parametrize("method", ["tam", "bt_h", "bt_t"])
+def test_the_integral_costs_one_short_trace_per_step(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T scaled images cost T forwards, and only the last block is differentiated there."""
+    view, seen = viewed("timm_vit")[2], []
+    encode = Walk.encode
+
+    def counted(self: Walk, x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return encode(self, x)
+
+    monkeypatch.setattr(Walk, "encode", counted)
+    explained("timm_vit", method, steps=6)
+    assert len(seen) <= 6 + 3
+    last = view.num_layers - 1
+    found = trace(view, batch("timm_vit"), TARGET, keep={"G"}, layers=[last])
+    assert set(found["G"]) == {last}
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_batched_is_one_by_one(name: str) -> None:
+    view, images = viewed("timm_vit")[2], batch("timm_vit")
+    quick = {key: 3 for key in ("steps", "samples") if key in get_method(name).info.params}
+    method = build_method(name, view, **quick)
+    together = method.attribute(images, TARGET)
+    apart = torch.cat([method.attribute(images[i : i + 1], TARGET[i : i + 1]) for i in range(3)])
+    assert relative(together, apart) < 1e-8
+
+
+@pytest.mark.parametrize("name", [n for n in list_methods() if n not in ("random",)])
+def test_zero_gradients_give_a_defined_map(name: str) -> None:
+    """A head that ignores its input: every gradient is zero, and nothing may become NaN."""
+    module = FAMILIES["timm_vit"].build(DOUBLE)
+    with torch.no_grad():
+        module.head.weight.zero_()
+    view = vitrail.wrap(module)
+    quick = {key: 2 for key in ("steps", "samples") if key in get_method(name).info.params}
+    found = build_method(name, view, **quick).attribute(batch("timm_vit"), TARGET)
+    assert found.isfinite().all()
+    if get_method(name).info.class_specific:
+        assert found.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", list_methods())
+def test_half_precision_runs(name: str, dtype: torch.dtype) -> None:
+    if name.startswith(("lrp", "trans_att", "partial_lrp")):
+        pytest.skip("LRP divides by sums that vanish in half precision: dtype=float32 is its documented need")
+    module = FAMILIES["timm_vit"].build(dtype)
+    quick = {key: 2 for key in ("steps", "samples") if key in get_method(name).info.params}
+    found = build_method(name, vitrail.wrap(module), **quick).attribute(batch("timm_vit"), TARGET)
+    assert found.dtype == torch.float32
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("name", HIERARCHICAL)
+def test_cams_on_hierarchical_features(name: str) -> None:
+    _, module, view = viewed(name)
+    images = batch(name, 2)
+    h, g = view.features_and_gradient(images, torch.tensor([0, 1]))
+    expected = (h * g.mean((2, 3), keepdim=True)).sum(1)
+    found = build_method("grad_cam", view).attribute(images, [0, 1])
+    assert relative(found, expected) < 1e-12
+    assert torch.allclose(h, view.features(images))
+    step = 1e-6 * torch.randn(h.shape, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    assert float((g * step).abs().sum()) > 0
+    assert not any(m._forward_hooks for m in module.modules())
+    with pytest.raises(VitrailError, match="tokens and blocks"):
+        build_method("grad_cam", view, rule="frozen").attribute(images)
+
+
+def test_gradients_on_hierarchical_features_by_finite_differences() -> None:
+    """Nudge the output of the watched block and compare the change of the logit."""
+    _, module, view = viewed("timm_swin")
+    images = batch("timm_swin", 1)
+    _, g = view.features_and_gradient(images, torch.tensor([2]))
+    direction = torch.randn(g.shape, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    block = module.layers[-2].blocks[-1]
+    scores = []
+    for sign in (1, -1):
+        nudge = sign * 1e-6 * direction.permute(0, 2, 3, 1)
+        hook = block.register_forward_hook(lambda _, __, out, nudge=nudge: out + nudge)
+        scores.append(float(module(images)[0, 2]))
+        hook.remove()
+    assert abs((scores[0] - scores[1]) / 2e-6 - float((g * direction).sum())) < 1e-5
+
+
+def test_rollout_options() -> None:
+    view, images = viewed("timm_vit")[2], batch("timm_vit")
+    maps = trace(view, images, keep={"A"})["A"]
+    one = {"mean": lambda a: a.mean(1), "min": lambda a: a.amin(1), "max": lambda a: a.amax(1)}
+    for fusion, fuse in one.items():
+        row = F.one_hot(torch.zeros(3, dtype=torch.long), maps[0].shape[-1]).to(DOUBLE)
+        for layer in reversed(range(view.num_layers)):
+            matrix = fuse(maps[layer])
+            row = 0.5 * row + 0.5 * torch.einsum("bi,bij->bj", row, matrix / matrix.sum(-1, keepdim=True))
+        found = build_method("rollout", view, fusion=fusion).attribute(images)
+        assert relative(found, row[:, view.num_prefix :].reshape(found.shape)) < 1e-12
+    canonical = build_method("rollout", view).attribute(images)
+    assert torch.equal(build_method("rollout", view, protocol="authors").attribute(images),
+                       build_method("rollout", view, start_layer=1).attribute(images))  # fmt: skip
+    assert relative(build_method("rollout", view, discard=0.5).attribute(images), canonical) > 1e-3
+    with pytest.raises(VitrailError, match="discard"):
+        build_method("rollout", view, discard=1.0).attribute(images)
+
+
+def test_vit_explain_rollout_step_by_step() -> None:
+    """protocol="tis": 0.9 of the entries zeroed but (0, 0), columns divided by the row sums, product, row 0, maximum 1."""
+    view, images = viewed("timm_vit")[2], batch("timm_vit", 1)
+    maps = trace(view, images, keep={"A"})["A"]
+    tokens = maps[0].shape[-1]
+    result = torch.eye(tokens, dtype=DOUBLE)
+    for layer in range(view.num_layers):
+        fused = maps[layer][0].mean(0).flatten().clone()
+        for index in fused.argsort()[: int(0.9 * len(fused))]:
+            if index != 0:
+                fused[index] = 0
+        a = (fused.view(tokens, tokens) + torch.eye(tokens, dtype=DOUBLE)) / 2
+        result = (a / a.sum(-1)) @ result
+    expected = result[0, 1:] / result[0, 1:].max()
+    found = build_method("rollout", view, protocol="tis").attribute(images)
+    assert relative(found.flatten(), expected) < 1e-12
+
+
+def test_aliases_resolve() -> None:
+    for alias, name in ALIASES.items():
+        assert get_method(alias) is get_method(name)
+    assert get_method("tokentm").info.name == "vtranm"

@@ -1,0 +1,167 @@
+"""Every white-box method against its literal oracle, on every family that it claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.families import FAMILIES
+from tests.helpers import DOUBLE, batch, viewed
+from tests.oracles import cams, decomposition, gradients, lrp, markov, relevance, transformation
+from vitrail.methods.registry import build_method, get_method
+
+ROUNDING = 1e-3
+TARGET = torch.tensor([0, 3, 1])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with parameters, and the oracle's call that must give the same."""
+
+    method: str
+    oracle: Callable[..., Tensor]
+    params: dict[str, Any] = field(default_factory=dict)
+    oracle_params: dict[str, Any] = field(default_factory=dict)
+    pixels: bool = False
+    up_to_scale: bool = False
+    single: float | None = 1e-4  # tolerance in fp32; some divide by sums that may be near zero
+
+    def __str__(self) -> str:
+        return "-".join([self.method, *(f"{k}={v}" for k, v in self.params.items())])
+
+
+def last_row(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
+    def oracle(family, module, images, target, **params):  # type: ignore[no-untyped-def]
+        return decomposition.row(family, module, images, maps(family, module, images, **params)[-1])
+
+    return oracle
+
+
+def untargeted(oracle: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda family, module, images, target, **params: oracle(family, module, images, **params)
+
+
+def summed(oracle: Callable[..., Tensor], **shared: Any) -> Callable[..., Tensor]:
+    """Σ over the layers of a per-layer oracle; an attention pool, where it counts as a layer, included."""
+
+    def total(family, module, images, target, *, start=0, pool_counts=False, stop=0, **params):  # type: ignore[no-untyped-def]
+        depth = viewed(family.name)[2].num_layers
+        pool = pool_counts and viewed(family.name)[2].architecture().head.pool == "attention"
+        layers = range(start, depth + pool - stop)
+        return sum(oracle(family, module, images, target, layer=l, **shared, **params) for l in layers)
+
+    return total
+
+
+def cam_of(name: str) -> Callable[..., Tensor]:
+    return lambda family, module, images, target, **params: cams.cam(name, family, module, images, target, **params)
+
+
+def published_cam(name: str) -> Callable[..., Tensor]:
+    return lambda family, module, images, target: cams.cam_authors(name, family, module, images, target)
+
+
+FROZEN = ({"rule": "frozen"}, {"frozen": True})
+PROBABILITY = ({"output": "probability"}, {"output": "probability"})
+CAM_SINGLE = {"xgrad_cam": 1e-3}  # divides by a sum of signed activations
+CASES = [
+    Case("gradient", gradients.gradient, {}, {"kind": "l2"}),
+    Case("gradient", gradients.gradient, {"reduce": "sum"}, {"kind": "sum"}, single=None),
+    Case("gradient", gradients.gradient, {"start_layer": 1, "rule": "frozen"}, {"kind": "l2", "layer": 1, "frozen": True}),
+    Case("gradient.plus", summed(gradients.gradient), {}, {"kind": "l2"}),
+    Case("attention_gradient", gradients.attention_gradient),
+    Case("attention_gradient", gradients.attention_gradient, {"reduce": "abs"}, {"kind": "abs"}),
+    Case("attention_gradient", gradients.attention_gradient, {"reduce": "relu"}, {"kind": "relu"}),
+    Case("attention_gradient.plus", summed(gradients.attention_gradient), {}, {"pool_counts": True}),
+    Case("input_x_gradient", gradients.input_x_gradient, {"start_layer": 1}, {"layer": 1}),
+    Case("input_x_gradient", gradients.input_x_gradient, *FROZEN),
+    Case("input_x_gradient", gradients.input_x_gradient, *PROBABILITY),
+    Case("cat", summed(gradients.input_x_gradient)),
+    Case("full_grad", gradients.full_grad),
+    Case("full_grad", gradients.full_grad, {"start_layer": 1, "rule": "frozen"}, {"layer": 1, "frozen": True}),
+    Case("full_grad.plus", summed(gradients.full_grad)),
+    Case("full_grad_plus", gradients.full_grad_plus),
+    Case("full_grad_plus.plus", gradients.full_grad_plus, *FROZEN),
+    Case("full_grad_plus.plus", gradients.full_grad_plus, {"start_layer": 1}, {"start": 1}),
+    Case("att_ixg", gradients.att_ixg),
+    Case("att_ixg", gradients.att_ixg, {"pairing": "output"}, {"pairing": "output"}),
+    Case("att_cat", summed(gradients.att_ixg)),
+    Case("att_cat", summed(gradients.att_ixg), *FROZEN),
+    Case("att_cat", summed(gradients.att_ixg), {"protocol": "skipplus"}, {"pairing": "output", "stop": 1}),
+    *[Case(name, cam_of(name), single=CAM_SINGLE.get(name, 1e-4)) for name in cams.CAMS],
+    *[Case(name, cam_of(name), {"protocol": "skipplus"}, {"average_over": "all"}, single=None) for name in cams.CAMS],
+    *[Case(name, published_cam(name), {"protocol": "authors"}) for name in cams.CAMS],
+    Case("grad_cam", cam_of("grad_cam"), {"layer": 0, "rule": "frozen"}, {"layer": 0, "frozen": True}),
+    Case("grad_cam.plus", summed(cam_of("grad_cam"))),
+    Case("xgrad_cam_plus.plus", summed(cam_of("xgrad_cam_plus")), *FROZEN),
+    Case("gen_att", relevance.gen_att),
+    Case("gen_att", relevance.gen_att, *FROZEN),
+    Case("gen_att.rollout", relevance.gen_att),
+    Case("grad_sam", summed(relevance.gen_att_layer), {}, {"pool_counts": True}),
+    Case("attn_cam", relevance.attn_cam),
+    Case("attn_cam", lambda f, m, i, t: relevance.attn_cam_authors(f, m, i, t), {"protocol": "authors"}),
+    Case("attn_cam.plus", summed(relevance.attn_cam), {}, {"pool_counts": True}),
+    Case("conservative_lrp", relevance.conservative_lrp),
+    Case("conservative_lrp.plus", summed(relevance.conservative_lrp)),
+    Case("attn_lrp", relevance.attn_lrp),
+    Case("attn_lrp.plus", summed(relevance.attn_lrp)),
+    Case("tam", markov.tam, {"steps": 4}, {"steps": 4}),
+    Case("tam", markov.tam, {"steps": 3, "start_layer": 1}, {"steps": 3, "start_layer": 1}),
+    Case("bt_h", markov.bt_h, {"steps": 3}, {"steps": 3}),
+    Case("bt_h", markov.bt_h, {"steps": 2, "start_layer": 1}, {"steps": 2, "start_layer": 1}),
+    Case("bt_t", markov.bt_t, {"steps": 3}, {"steps": 3}),
+    Case("attin", last_row(decomposition.attin_maps)),
+    Case("attin_residual", last_row(decomposition.attin_residual_maps)),
+    Case("globenc", untargeted(decomposition.globenc), up_to_scale=True),
+    Case("alti", untargeted(decomposition.alti)),
+    Case("alti", untargeted(decomposition.alti), {"protocol": "skipplus"}, {"protocol": "skipplus"}),
+    Case("vtranm", transformation.vtranm),
+    Case("vtranm", transformation.vtranm, {"aggregate": False, "length": False, "necc": False},
+         {"aggregate": False, "length": False, "necc": False}),
+    Case("vtranm", transformation.vtranm, {"length": False, "necc": False}, {"length": False, "necc": False}),
+    Case("vtranm", transformation.vtranm, {"necc": False}, {"necc": False}),
+    Case("tokentm", transformation.vtranm, {"value_bias": False, "reference": "normed", "output": "probability"},
+         {"value_bias": False, "reference": "normed", "output": "probability"}),
+    Case("integrated_gradients", gradients.integrated_gradients, {"steps": 5}, {"steps": 5}, pixels=True),
+    Case("trans_att", lrp.trans_att, single=None),
+    Case("trans_att", lrp.trans_att, {"protocol": "authors"}, {"start_layer": 1}, single=None),
+    Case("partial_lrp", lrp.partial_lrp, {}, {"variant": "ours"}, single=None),
+    Case("partial_lrp", lrp.partial_lrp, {"protocol": "authors"}, {"variant": "orig"}, single=None),
+    Case("lrp", lrp.lrp_pixels, pixels=True, single=None),
+    Case("epsilon_lrp", lrp.epsilon_lrp_pixels, {"epsilon": 0.01}, {"eps": 0.01}, pixels=True, single=None),
+]  # fmt: skip
+DIVERSE = ["timm_vit", "timm_vit_avgmax", "timm_deit_distilled", "timm_dinov2_reg4", "timm_siglip", "timm_eva02_tiny",
+           "timm_beit", "timm_aimv2", "hf_dinov2"]  # fmt: skip
+
+
+def compare(case: Case, name: str, dtype: torch.dtype, tolerance: float) -> None:
+    family, module, view = viewed(name, dtype)
+    reason = get_method(case.method).unsupported(view)
+    if reason:
+        pytest.skip(f"{case.method} refuses {name}: {reason}")
+    found = build_method(case.method, view, **case.params).attribute(batch(name, dtype=dtype), TARGET).to(DOUBLE)
+    exact, literal = viewed(name)[1], batch(name)
+    expected = case.oracle(family, exact, literal, TARGET, **case.oracle_params)
+    if not case.pixels:
+        expected = expected[:, family.prefix :].reshape(-1, *family.grid)
+    if case.up_to_scale:
+        found, expected = (m / m.sum((1, 2), keepdim=True) for m in (found, expected))
+    # some maps are exactly zero but for rounding (see docs on what LayerNorm cancels): there only rounding may differ
+    assert (found - expected).abs().max() < tolerance * max(float(expected.abs().max()), ROUNDING)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_method_is_its_literal_definition(case: Case, name: str) -> None:
+    compare(case, name, DOUBLE, 1e-8)
+
+
+@pytest.mark.parametrize("name", DIVERSE)
+@pytest.mark.parametrize("case", [case for case in CASES if case.single], ids=str)
+def test_single_precision_stays_near(case: Case, name: str) -> None:
+    compare(case, name, torch.float32, case.single)
