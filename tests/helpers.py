@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tests import families
+from tests.families import FAMILIES, HIERARCHICAL, Family
 from torch import Tensor, nn
 
 import vitrail
-from tests import families
-from tests.families import FAMILIES, HIERARCHICAL, Family
 from vitrail.models.view import View
 
 DOUBLE = torch.float64
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def viewed(name: str, dtype: torch.dtype = DOUBLE) -> tuple[Family, nn.Module, View]:
     """A family, its tiny module and the view of it; shared between tests, which must leave it as it was."""
     family = {**FAMILIES, **HIERARCHICAL}[name]
@@ -26,6 +28,13 @@ def viewed(name: str, dtype: torch.dtype = DOUBLE) -> tuple[Family, nn.Module, V
     if name.startswith("torchvision_swin"):  # torchvision's Swin takes any size and does not know its own
         options["img_size"] = family.image_size
     return family, module, vitrail.wrap(module, **options)
+
+
+@functools.lru_cache(maxsize=1)
+def refusals() -> dict[tuple[str, str], str]:
+    """(method, family) → why the method refuses it; the family "hierarchical" stands for all of them."""
+    with (Path(__file__).parent / "methods" / "refusals.csv").open(encoding="utf-8") as file:
+        return {(row["method"], row["family"]): row["reason"] for row in csv.DictReader(file)}
 
 
 def batch(name: str, size: int = 3, dtype: torch.dtype = DOUBLE) -> Tensor:
@@ -53,11 +62,9 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         "requires_grad": {n: p.requires_grad for n, p in module.named_parameters()},
         "grads": {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()},
         "hooks": {n: [list(getattr(m, h)) for h in hooks] for n, m in module.named_modules()},
-        "flags": {
-            n: {k: v for k, v in vars(m).items() if isinstance(v, simple)} for n, m in module.named_modules()
-        },
+        "flags": {n: {k: v for k, v in vars(m).items() if isinstance(v, simple)} for n, m in module.named_modules()},
         "torch_random": torch.get_rng_state().clone(),
-        "numpy_random": np.random.get_state()[1].copy(),  # noqa: NPY002
+        "numpy_random": np.random.get_state()[1].copy(),
         "grad_mode": torch.is_grad_enabled(),
     }
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
-
-import vitrail
 from tests import families
 from tests.families import FAMILIES, HIERARCHICAL, REFUSED
 from tests.helpers import assert_same_state, batch, random_keep, relative, state_of, viewed
 from tests.oracles.attention import readout
 from tests.oracles.masked_forward import masked_logits
+from torch import nn
+
+import vitrail
 from vitrail import VitrailError
 from vitrail.engine.trace import trace
 from vitrail.models.vit import ViT
@@ -111,9 +111,9 @@ def test_hierarchical_models_have_features_and_no_tokens(name: str) -> None:
     shapes = [tuple(view.features(images, stage).shape) for stage in range(view.num_stages)]
     assert all(a[0] == 2 and a[2] == a[3] for a in shapes)
     assert shapes[-2] == tuple(view.features(images).shape)
-    assert sorted((s[1] for s in shapes)) == [s[1] for s in shapes], "channels grow with the stages"
+    assert sorted(s[1] for s in shapes) == [s[1] for s in shapes], "channels grow with the stages"
     for call in (lambda: view.embed(images), lambda: view.encode(images), lambda: view.blocks):
-        with pytest.raises(VitrailError, match="Methods that work on it: .*random"):
+        with pytest.raises(VitrailError, match=r"Methods that work on it: .*random"):
             call()
     with pytest.raises(VitrailError, match="no stage"):
         view.features(images, 9)

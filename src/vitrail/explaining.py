@@ -197,7 +197,7 @@ def _explain_batch(
             [(k, view.label(k), float(probabilities[i, k])) for k in ranked],
             {name: float(values[i]) for name, values in found.extras.items()},
             picture.path,
-            getattr(getattr(method, "base_class", method), "signed", None),
+            method.info.signed,
         )
 
 

@@ -21,7 +21,7 @@ def digest(scene):
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()[:16]
 
 
-@pytest.mark.parametrize("seed, index", PINNED)
+@pytest.mark.parametrize(("seed", "index"), PINNED)
 def test_pixels_are_pinned(seed, index):
     assert digest(Scenes(index + 1, seed)[index]) == PINNED[seed, index]
 
@@ -47,7 +47,7 @@ def test_every_class_appears_and_two_objects_differ():
 
 def test_masks_are_disjoint_and_boxes_tight():
     for scene in Scenes(60, seed=5):
-        assert scene.image.shape == (64, 64, 3) and scene.image.dtype == np.uint8
+        assert (scene.image.shape, scene.image.dtype) == ((64, 64, 3), np.uint8)
         layers = [scene.clutter, *(item.mask for item in scene.objects)]
         assert np.sum(layers, axis=0).max() == 1
         for item in scene.objects:
@@ -73,7 +73,8 @@ def test_class_changes_the_shape_and_nothing_else(monkeypatch):
     monkeypatch.setattr(scenes, "_different_labels", lambda dice, n: [(label + 3) % 10 for label in choose(dice, n)])
     for scene, other in zip(original, Scenes(40, seed=7, objects=1), strict=True):
         either = scene.objects[0].mask ^ other.objects[0].mask
-        assert other.objects[0].label != scene.objects[0].label and either.any()
+        assert other.objects[0].label != scene.objects[0].label
+        assert either.any()
         assert np.array_equal(scene.image[~either], other.image[~either])
 
 

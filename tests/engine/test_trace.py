@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
 from tests.families import FAMILIES
 from tests.helpers import DOUBLE, batch, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map
 from tests.oracles.decompx import decompose
+from torch import Tensor
+
 from vitrail import VitrailError
 from vitrail.engine.rules import RULES, activation_gate, get_rule
 from vitrail.engine.trace import Trace, trace

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-
-import vitrail
 from tests.families import FAMILIES, HIERARCHICAL
 from tests.helpers import DOUBLE, batch, relative, viewed
 from tests.oracles import gradients as literal
+
+import vitrail
 from vitrail import VitrailError
 from vitrail.engine.lrp import AlphaBeta, PublishedAlphaBeta
 from vitrail.engine.ops import Walk
@@ -75,9 +75,10 @@ def test_relevance_of_one_linear_layer_in_closed_form() -> None:
     out = AlphaBeta().linear(x, Linear(weight, torch.randn(3, dtype=DOUBLE)))
     (found,) = torch.autograd.grad(out, x, incoming)
     contributions = (x.detach()[..., None, :] * weight).clamp(min=0)  # (2, 5, 3, 4)
-    expected = (contributions / contributions.sum(-1, keepdim=True) * incoming[..., None]).sum(-2)
-    assert torch.allclose(found, expected, atol=1e-7)
-    assert torch.allclose(found.sum(-1), incoming.sum(-1), atol=1e-7)
+    expected = (contributions / contributions.sum(-1, keepdim=True) * incoming[..., None]).nan_to_num().sum(-2)
+    reached = contributions.sum(-1) > 0  # an output without any positive contribution loses its relevance
+    assert torch.allclose(found, expected.nan_to_num(), atol=1e-6)
+    assert torch.allclose(found.sum(-1), (incoming * reached).sum(-1), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -118,7 +119,9 @@ def test_alti_in_chunks_is_alti_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("name", SOME)
 def test_hires_cam_is_input_x_gradient_at_that_layer(name: str) -> None:
     for layer in range(viewed(name)[2].num_layers):
-        assert torch.equal(explained(name, "hires_cam", layer=layer), explained(name, "input_x_gradient", start_layer=layer))
+        assert torch.equal(
+            explained(name, "hires_cam", layer=layer), explained(name, "input_x_gradient", start_layer=layer)
+        )
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -168,7 +171,9 @@ def test_smooth_grad_against_the_literal_mean_of_absolute_gradients() -> None:
     found = build_method("smooth_grad", view, samples=4, sigma=0.3, seed=7).attribute(images, TARGET)
     assert relative(found, expected) < 1e-9
     assert (found >= 0).all()
-    assert not torch.equal(found, build_method("smooth_grad", view, samples=4, sigma=0.3, seed=8).attribute(images, TARGET))
+    assert not torch.equal(
+        found, build_method("smooth_grad", view, samples=4, sigma=0.3, seed=8).attribute(images, TARGET)
+    )
 
 
 @pytest.mark.parametrize("method", ["tam", "bt_h", "bt_t"])
@@ -216,8 +221,6 @@ def test_zero_gradients_give_a_defined_map(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", list_methods())
 def test_half_precision_runs(name: str, dtype: torch.dtype) -> None:
-    if name.startswith(("lrp", "trans_att", "partial_lrp")):
-        pytest.skip("LRP divides by sums that vanish in half precision: dtype=float32 is its documented need")
     module = FAMILIES["timm_vit"].build(dtype)
     quick = {key: 2 for key in ("steps", "samples") if key in get_method(name).info.params}
     found = build_method(name, vitrail.wrap(module), **quick).attribute(batch("timm_vit"), TARGET)
@@ -252,7 +255,7 @@ def test_gradients_on_hierarchical_features_by_finite_differences() -> None:
     for sign in (1, -1):
         nudge = sign * 1e-6 * direction.permute(0, 2, 3, 1)
         hook = block.register_forward_hook(lambda _, __, out, nudge=nudge: out + nudge)
-        scores.append(float(module(images)[0, 2]))
+        scores.append(float(module(images)[0, 2].detach()))
         hook.remove()
     assert abs((scores[0] - scores[1]) / 2e-6 - float((g * direction).sum())) < 1e-5
 
@@ -277,7 +280,7 @@ def test_rollout_options() -> None:
 
 
 def test_vit_explain_rollout_step_by_step() -> None:
-    """protocol="tis": 0.9 of the entries zeroed but (0, 0), columns divided by the row sums, product, row 0, maximum 1."""
+    """protocol="tis": 0.9 of the entries zeroed but (0, 0), columns divided by row sums, product, row 0, maximum 1."""
     view, images = viewed("timm_vit")[2], batch("timm_vit", 1)
     maps = trace(view, images, keep={"A"})["A"]
     tokens = maps[0].shape[-1]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-
-import vitrail
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import DOUBLE, batch, relative, viewed
+from tests.helpers import DOUBLE, batch, refusals, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout
 from tests.oracles.decompx import decompose
+
+import vitrail
 from vitrail import VitrailError
 from vitrail.methods.registry import build_method, get_method, list_methods, supported_methods
 
 TARGET = torch.tensor([0, 3, 1])
 ROWS = torch.arange(3)
-QUICK = {"steps": 2, "samples": 2}
+QUICK = {"steps": 4, "samples": 2}
 LAYERWISE = ("decompx", "input_x_gradient", "raw_attention")
 
 
@@ -50,7 +48,11 @@ def test_decompx_and_its_sums_against_the_literal_decomposition(name: str) -> No
 def test_attention_methods_against_the_literal_maps(name: str) -> None:
     family, module, _ = viewed(name)
     images = batch(name)
-    maps, pool, row = attention_maps(family, module, images), pool_map(family, module, images), readout(family, module, images)
+    maps, pool, row = (
+        attention_maps(family, module, images),
+        pool_map(family, module, images),
+        readout(family, module, images),
+    )
     rows = [torch.einsum("bi,bij->bj", row, m.mean(1)) for m in maps]
     if pool is not None:  # an attention pool is the last attention layer, and its row starts the rollout
         rows.append(F.pad(pool.mean(1)[:, 0], (family.prefix, 0)))
@@ -147,8 +149,7 @@ def test_probability_output_is_not_a_rescaled_logit() -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
 def test_every_method_runs_on_every_family_or_is_in_the_table_of_refusals(name: str) -> None:
     """The table is tests/methods/refusals.csv: a new refusal is a visible change."""
-    with (Path(__file__).parent / "refusals.csv").open() as file:
-        table = {(row["method"], row["family"]): row["reason"] for row in csv.DictReader(file)}
+    table = refusals()
     kind = "hierarchical" if name in HIERARCHICAL else name
     family, _, view = viewed(name)
     images = batch(name, 2)
@@ -160,7 +161,7 @@ def test_every_method_runs_on_every_family_or_is_in_the_table_of_refusals(name: 
             assert method not in supported_methods(view)
             continue
         params = {key: value for key, value in QUICK.items() if key in get_method(method).info.params}
-        found = build_method(method, view, **params).attribute(images)
+        found = build_method(method, view, **params).attribute(images, [2, 3])
         pixels = get_method(method).info.level == "pixel"
         grid = view.size if pixels else family.grid if name in FAMILIES else found.shape[1:]
         assert found.shape == (2, *grid)
@@ -196,7 +197,8 @@ def test_a_method_can_be_registered_in_a_few_lines() -> None:
     _, _, view = viewed("timm_vit")
     images = batch("timm_vit")
     info = list_methods("brightness*")["brightness_test"]
-    assert info.params == {"power": 1.0} and info.summary == "Mean brightness of each patch."
+    assert info.params == {"power": 1.0}
+    assert info.summary == "Mean brightness of each patch."
     one, two = (build_method("brightness_test", view, power=p).attribute(images) for p in (1.0, 2.0))
     assert torch.equal(two, 2 * one)
     assert vitrail.explain(view, images, "brightness_test")[0].map.shape == view.grid
@@ -228,4 +230,4 @@ def test_composed_classes_carry_their_own_info() -> None:
     assert cls.info.name == "decompx.skipplus"
     assert cls is get_method("DecompX.SkipPLUS"), "names are not case-sensitive"
     assert cls.info.params == {"start_layer": None}
-    assert DOUBLE == torch.float64
+    assert torch.float64 == DOUBLE

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.recipe import Attention, AttentionPool, Block, Mlp, Recipe, Rotary, describe
+from torch import Tensor, nn
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

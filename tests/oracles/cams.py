@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.network import run
+from torch import Tensor, nn
 
 
 def weighted(w: Tensor, h: Tensor) -> Tensor:

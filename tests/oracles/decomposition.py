@@ -7,11 +7,10 @@ The read-out row is ρᵀ everywhere, for an attention pool too.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import attention_weights, readout, run_block, split_heads
 from tests.oracles.recipe import Block, describe
+from torch import Tensor, nn
 
 
 def linear_part(norm: nn.Module, x: Tensor, statistics: Tensor) -> Tensor:

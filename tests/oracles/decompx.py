@@ -11,11 +11,10 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import attention_weights, join_heads, pool_weights, run_block, split_heads
 from tests.oracles.recipe import Affine, AttentionPool, Block, Mlp, Readout, describe
+from torch import Tensor, nn
 
 
 class Stream(NamedTuple):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import readout
 from tests.oracles.network import Recorded, head_rows, pixel_gradient, run
+from torch import Tensor, nn
 
 
 def gradient(

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import attention_weights, join_heads, pool_weights, readout, run_mlp, split_heads
 from tests.oracles.network import run
 from tests.oracles.recipe import Affine, Attention, AttentionPool, Block, Mlp, Readout, Recipe, describe
+from torch import Tensor, nn
 
 
 @dataclass

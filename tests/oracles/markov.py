@@ -1,17 +1,16 @@
 """TAM, BT-H and BT-T (specs/masks-and-gradients.md 4.2, 4.3). `start_layer` is the first block used, from 0.
 
 The last attention is the last block's, or an attention pool's; the CLS row is ρᵀ, or the pool's only row. A pool starts
-the product with its own map, without an identity.
+the product with its own map, without an identity. ρ and the attention maps are those of the unscaled image.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import join_heads, readout
 from tests.oracles.network import Recorded, head_rows, run
+from torch import Tensor, nn
 
 
 def scaled_gradient(

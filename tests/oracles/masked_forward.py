@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import join_heads, pool_weights, run_block, run_mlp, split_heads
 from tests.oracles.recipe import AttentionPool, Readout, describe
+from torch import Tensor, nn
 
 
 @torch.no_grad()

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import join_heads, rotate, softmax, split_heads
 from tests.oracles.decompx import gate_of
 from tests.oracles.recipe import Affine, Attention, AttentionPool, Block, Mlp, Readout, Recipe, describe
+from torch import Tensor, nn
 
 Place = int | str  # a block, "end" (a bias on tokens after the last block) or "pooled" (a bias without a token)
 

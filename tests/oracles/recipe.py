@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
+from torch import Tensor, nn
 
 
 class Affine(NamedTuple):

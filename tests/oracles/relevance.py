@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import readout
 from tests.oracles.gradients import ixg
 from tests.oracles.network import Recorded, Rules, head_rows, last_attention, run
+from torch import Tensor, nn
 
 CONSERVATIVE = Rules("detached", freeze_norms=True)  # activations and gated products keep their ordinary gradient
 ATTN_LRP = Rules("uniform", freeze_norms=True, freeze_gates=True, halve_products=True)

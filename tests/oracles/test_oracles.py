@@ -6,13 +6,12 @@ import functools
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from tests.families import FAMILIES, HIERARCHICAL, REFUSED, Family, build, expected_logits, find, images
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout, run_blocks
 from tests.oracles.decompx import decompose, gate_of
 from tests.oracles.masked_forward import masked_logits
 from tests.oracles.recipe import describe
+from torch import Tensor, nn
 
 BATCH = 2
 every_family = pytest.mark.parametrize("name", FAMILIES)

@@ -7,20 +7,19 @@ import inspect
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from tests.families import FAMILIES, Family, build, expected_logits, images
 from tests.oracles import cams, decomposition, gradients, lrp, markov, network, relevance, transformation
 from tests.oracles.attention import readout
 from tests.oracles.decompx import decompose
 from tests.oracles.network import Recorded, run
+from torch import Tensor, nn
 
 TARGET = torch.tensor([1, 3])
 DIVERSE = (
-    "timm_vit timm_vit_avg timm_vit_max timm_deit_distilled timm_vit_qk_norm timm_siglip timm_eva02_base "
+    "timm_vit timm_vit_avg timm_vit_max timm_deit_distilled timm_vit_qk_norm timm_siglip timm_eva02_clip "
     "timm_aimv2 hf_dinov2_swiglu hf_beit_token"
 ).split()
-WITHOUT_INNER_NORM = [name for name in DIVERSE if name != "timm_eva02_base"]
+WITHOUT_INNER_NORM = [name for name in DIVERSE if name != "timm_eva02_clip"]
 FOR_LRP = "timm_vit timm_vit_avg timm_vit_avgmax timm_vit_max timm_deit_distilled timm_vit_qk_norm hf_dinov2".split()
 diverse = pytest.mark.parametrize("name", DIVERSE)
 without_inner_norm = pytest.mark.parametrize("name", WITHOUT_INNER_NORM)
@@ -296,7 +295,7 @@ def test_trans_att_relevance_totals_one_and_the_published_rule_doubles(name: str
     assert lrp.lrp_pixels(*case(name)).shape == (2, *family.image_size)
 
 
-@pytest.mark.parametrize("name", ["timm_siglip", "timm_eva02_base", "timm_aimv2", "hf_beit_token"])
+@pytest.mark.parametrize("name", ["timm_siglip", "timm_eva02_clip", "timm_aimv2", "hf_beit_token"])
 def test_relevance_propagation_refuses_what_has_no_rule(name: str) -> None:
     with pytest.raises(NotImplementedError):
         lrp.relevance(*case(name))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
 from tests.families import Family
 from tests.oracles.attention import readout
 from tests.oracles.network import Recorded, head_rows, run
 from tests.oracles.recipe import Affine
+from torch import Tensor, nn
 
 
 def cosine(e: Tensor, t: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor
 
@@ -28,9 +28,8 @@ class Aggregation(TokenMethod):
     def of(cls, base: type[Method]) -> type[Aggregation]:
         """The aggregation of a base method, as a method class."""
         own = {"model", "shape", "start_layer"}
-        inherited = [
-            (f.name, f.type, f.default) for f in fields(base) if f.name not in own and f.default is not MISSING
-        ]
+        hints = get_type_hints(base)
+        inherited = [(f.name, hints[f.name], f.default) for f in fields(base) if f.name not in own]
         made = make_dataclass(f"{base.__name__}{cls.__name__}", inherited, bases=(cls,), kw_only=True)
         made.base_class = base  # type: ignore[attr-defined]
         made.__doc__ = f"{cls.title} of {base.info.name}."
@@ -77,7 +76,8 @@ class SkipPlus(Plus):
     paper = "SkipPLUS, eq. 4"
 
     def first_layer(self) -> int:
-        return (self.vit.num_layers + 1) // 2  # ⌈L/2⌉
+        depth = self.vit.num_layers
+        return min((depth + 1) // 2, depth - 1)  # ⌈L/2⌉, and the only layer of a model with one
 
 
 class RolloutOf(Aggregation):

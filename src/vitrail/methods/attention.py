@@ -15,7 +15,9 @@ from vitrail.methods.layerwise import LayerMap, check_layers, readout_row
 from vitrail.methods.registry import method
 
 
-@method("raw_attention", family="attention", class_specific=False, cost=(1, 0), paper="Chefer et al. 2021")
+@method(
+    "raw_attention", family="attention", signed=False, class_specific=False, cost=(1, 0), paper="Chefer et al. 2021"
+)
 @dataclass(kw_only=True)
 class RawAttention(LayerMap):
     """Attention of the last layer, averaged over heads, in the row that the head reads."""
@@ -26,6 +28,7 @@ class RawAttention(LayerMap):
 
 @method(
     "rollout",
+    signed=False,
     family="attention",
     class_specific=False,
     cost=(1, 0),
@@ -66,9 +69,7 @@ class Rollout(LayerMap):
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         maps = trace["A"][layer]
-        fused = {"mean": maps.mean(1), "min": maps.amin(1), "max": maps.amax(1)}.get(self.fusion)
-        if fused is None:
-            raise VitrailError(f'fusion must be "mean", "min" or "max", but got {self.fusion!r}.')
+        fused = maps.mean(1) if self.fusion == "mean" else maps.amin(1) if self.fusion == "min" else maps.amax(1)
         share = self.discard if self.discard is not None else 0.9 if self.protocol == "tis" else 0.0
         if not 0 <= share < 1:
             raise VitrailError(f"discard must be at least 0 and below 1, but got {share}.")

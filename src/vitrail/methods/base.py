@@ -5,19 +5,35 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.methods.parameters import check_parameters
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
-if TYPE_CHECKING:
-    from vitrail.methods.registry import MethodInfo
-
 Targets = int | str | Sequence[int | str] | Tensor | None
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What is known of a method before it runs."""
+
+    name: str
+    family: str
+    class_specific: bool
+    level: Literal["token", "pixel"]
+    needs: Literal["tokens", "features", "logits"]
+    cost: tuple[float, float]  # forward and backward passes per image
+    protocols: tuple[str, ...]
+    params: dict[str, Any]
+    paper: str
+    summary: str
+    signed: bool | None = None  # whether maps tell for from against; None = as the values are
 
 
 @dataclass(frozen=True)
@@ -66,8 +82,7 @@ class Method:
             raise VitrailError(
                 f"{self.info.name} cannot explain {self.model.name}: {reason}. Methods that can: {able}."
             )
-        if self.shape not in ("map", "input"):
-            raise VitrailError(f'shape must be "map" or "input", but got {self.shape!r}.')
+        check_parameters(type(self), {name: getattr(self, name) for name in [*self.parameters(), "shape"]})
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
@@ -96,16 +111,19 @@ class Method:
         height, width = inputs.shape[-2:]
         cells = (height * width * inputs.shape[-3]) / (found.shape[-2] * found.shape[-1])
         up = torch.nn.functional.interpolate(found[:, None], size=(height, width), mode="nearest-exact")
-        return (up / cells).expand(-1, inputs.shape[-3], -1, -1)
+        return (up / cells).expand(-1, inputs.shape[-3], -1, -1).contiguous()
 
     def explain(self, inputs: Tensor, target: Targets = None, against: Targets = None) -> Attribution:
         """As ``attribute``, with what was measured on the way."""
-        images = self.model.check_images(inputs.detach()[None] if inputs.ndim == 3 else inputs.detach())
         if against is not None and not self.info.class_specific:
             raise VitrailError(f"{self.info.name} is the same for every class: against= has no meaning for it.")
-        classes = predicted(self.model, images) if target is None else pick(self.model, target, len(images), "target")
-        rival = None if against is None else pick(self.model, against, len(images), "against")
-        found = self.run(images, classes.to(images.device), None if rival is None else rival.to(images.device))
+        with torch.inference_mode(False):  # gradients are needed, also where the caller has switched them off for good
+            given = inputs.detach().clone()
+            images = self.model.check_images(given[None] if given.ndim == 3 else given)
+            count = len(images)
+            classes = predicted(self.model, images) if target is None else pick(self.model, target, count, "target")
+            rival = None if against is None else pick(self.model, against, count, "against").to(images.device)
+            found = self.run(images, classes.to(images.device), rival)
         if not found.map.isfinite().all():
             raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
         return Attribution(_at_least_single(found.map), {k: _at_least_single(v) for k, v in found.extras.items()})
@@ -148,10 +166,10 @@ def predicted(model: View, images: Tensor) -> Tensor:
 
 def pick(model: View, target: Targets, count: int, what: str) -> Tensor:
     """Classes as given, (B,): one for all images or one per image."""
-    values = [target] if isinstance(target, int | str) else list(target)  # type: ignore[arg-type]
-    if isinstance(target, Tensor) and target.ndim == 0:
-        values = [target]
-    indices = [model.class_index(value if isinstance(value, str) else int(value)) for value in values]
+    if isinstance(target, Tensor | np.ndarray):
+        target = target.tolist()
+    values = list(target) if isinstance(target, Sequence) and not isinstance(target, str) else [target]
+    indices = [model.class_index(value) for value in values]  # type: ignore[arg-type]
     if len(indices) == 1:
         indices = indices * count
     if len(indices) != count:

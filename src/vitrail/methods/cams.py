@@ -53,8 +53,6 @@ class Cam(Layerwise):
         return self.cam(trace["x"][layer], trace["gx"][layer], context)
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        if self.protocol not in PROTOCOLS:
-            raise VitrailError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {self.protocol!r}.")
         if isinstance(self.model, Hierarchical):
             return self._on_features(self.model, images, target, against)
         if self.protocol != "authors":

@@ -14,7 +14,7 @@ from vitrail.methods.registry import method
 from vitrail.models.vit import ViT
 
 
-@method("random", family="control", class_specific=False, needs="logits", cost=(0, 0), paper="SkipPLUS")
+@method("random", family="control", signed=False, class_specific=False, needs="logits", cost=(0, 0), paper="SkipPLUS")
 @dataclass(kw_only=True)
 class Random(Method):
     """Uniform noise on the token grid (on 14×14 cells for a model without tokens), the same for the same image."""

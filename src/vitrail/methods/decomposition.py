@@ -21,7 +21,7 @@ from vitrail.models.view import View
 CHUNK = 32 * 2**20
 
 
-@method("decompx", family="decomposition", paper="Modarressi et al. 2023")
+@method("decompx", family="decomposition", signed=True, paper="Modarressi et al. 2023")
 @dataclass(kw_only=True)
 class DecompX(Layerwise):
     """Each token's share of the logit under frozen attention, norms and gates; shares and biases add up to it."""
@@ -79,7 +79,7 @@ def diagonal_vectors(trace: Trace, layer: int, sources: Tensor) -> Tensor:
     return torch.einsum("bhi,bhid->bid", own, sources)
 
 
-@method("attin", family="decomposition", class_specific=False, cost=(1, 0), paper="Kobayashi et al. 2020")
+@method("attin", family="decomposition", signed=False, class_specific=False, cost=(1, 0), paper="Kobayashi et al. 2020")
 @dataclass(kw_only=True)
 class AttentionNorm(Contributions):
     """Length of what each token sends to the row that the head reads, heads summed before the norm."""
@@ -89,7 +89,14 @@ class AttentionNorm(Contributions):
         return squared_lengths(trace["A"][layer], sources, sources).clamp(min=0).sqrt()
 
 
-@method("attin_residual", family="decomposition", class_specific=False, cost=(1, 0), paper="Kobayashi et al. 2021")
+@method(
+    "attin_residual",
+    signed=False,
+    family="decomposition",
+    class_specific=False,
+    cost=(1, 0),
+    paper="Kobayashi et al. 2021",
+)
 @dataclass(kw_only=True)
 class AttentionNormResidual(Contributions):
     """As ``attin``, with the residual stream among what a token sends to itself."""
@@ -101,7 +108,9 @@ class AttentionNormResidual(Contributions):
         return lengths.diagonal_scatter(kept, dim1=-2, dim2=-1)
 
 
-@method("globenc", family="decomposition", class_specific=False, cost=(1, 0), paper="Modarressi et al. 2022")
+@method(
+    "globenc", family="decomposition", signed=False, class_specific=False, cost=(1, 0), paper="Modarressi et al. 2022"
+)
 @dataclass(kw_only=True)
 class GlobEnc(OwnRollout, Contributions):
     """Lengths after the second norm, the MLP taken as the identity; chained over the layers without an identity."""
@@ -125,6 +134,7 @@ class GlobEnc(OwnRollout, Contributions):
 
 @method(
     "alti",
+    signed=False,
     family="decomposition",
     class_specific=False,
     cost=(1, 0),

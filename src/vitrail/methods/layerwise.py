@@ -140,8 +140,6 @@ def readout_row(trace: Trace, readout: str, name: str) -> Tensor:
     """ρ (B, n): what the head pools, or the class token alone."""
     if readout == "head":
         return trace.readout
-    if readout != "cls":
-        raise VitrailError(f'readout must be "head" or "cls", but got {readout!r}.')
     if not trace.num_prefix:
         raise VitrailError(f'{name} has no class token: use readout="head".')
     row = torch.zeros_like(trace.readout)

@@ -42,8 +42,6 @@ class Integrated(LayerMap):
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         if self.steps < 1:
             raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
-        if self.protocol not in ("default", "authors", "tis"):
-            raise VitrailError(f"protocol must be default, authors or tis, but got {self.protocol!r}.")
         depth = self.vit.num_layers
         published = min(self.published_start, depth - 1) if self.protocol == "authors" else 0
         start = published if self.start_layer is None else self.start_layer
@@ -71,7 +69,14 @@ class Integrated(LayerMap):
         return torch.einsum("bi,bij->bj", self.rho(trace), matrix)
 
 
-@method("tam", family="markov", cost=(21, 2), protocols=("default", "authors", "tis"), paper="Yuan et al. 2021 (TAM)")
+@method(
+    "tam",
+    signed=False,
+    family="markov",
+    cost=(21, 2),
+    protocols=("default", "authors", "tis"),
+    paper="Yuan et al. 2021 (TAM)",
+)
 @dataclass(kw_only=True)
 class Tam(Integrated):
     """Attention of the last layer sent down the layers as a Markov chain, times the integrated gradient.
@@ -89,7 +94,14 @@ class Tam(Integrated):
         return row
 
 
-@method("bt_h", family="markov", cost=(22, 3), protocols=("default", "authors", "tis"), paper="Chen et al. 2023 (BT)")
+@method(
+    "bt_h",
+    signed=False,
+    family="markov",
+    cost=(22, 3),
+    protocols=("default", "authors", "tis"),
+    paper="Chen et al. 2023 (BT)",
+)
 @dataclass(kw_only=True)
 class BidirectionalHead(Integrated):
     """Attention with heads weighted by their gradients, rolled through the layers, times the integrated gradient.
@@ -117,7 +129,14 @@ class BidirectionalHead(Integrated):
         return row
 
 
-@method("bt_t", family="markov", cost=(21, 2), protocols=("default", "authors", "tis"), paper="Chen et al. 2023 (BT)")
+@method(
+    "bt_t",
+    signed=False,
+    family="markov",
+    cost=(21, 2),
+    protocols=("default", "authors", "tis"),
+    paper="Chen et al. 2023 (BT)",
+)
 @dataclass(kw_only=True)
 class BidirectionalToken(Integrated):
     """Attention with sources weighted by how much longer attention makes them, times the integrated gradient.

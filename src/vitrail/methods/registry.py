@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, make_dataclass
+from dataclasses import make_dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import import_module
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, Method
+from vitrail.methods.base import Attribution, Method, MethodInfo, TokenMethod
 from vitrail.models.view import View
 
 MODULES = ("attention", "gradients", "cams", "relevance", "markov", "decomposition", "transformation", "control")
@@ -46,22 +46,6 @@ ALIASES = {
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class MethodInfo:
-    """What is known of a method before it runs."""
-
-    name: str
-    family: str
-    class_specific: bool
-    level: Literal["token", "pixel"]
-    needs: Literal["tokens", "features", "logits"]
-    cost: tuple[float, float]  # forward and backward passes per image
-    protocols: tuple[str, ...]
-    params: dict[str, Any]
-    paper: str
-    summary: str
-
-
 _METHODS: dict[str, type[Method]] = {}
 
 
@@ -75,9 +59,11 @@ def method(
     cost: tuple[float, float] = (1, 1),
     protocols: tuple[str, ...] = ("default",),
     paper: str = "",
+    signed: bool | None = None,
 ) -> Callable[[C], C]:
     """Registers a method: a subclass of ``Method``, or a function ``(model, images, target, **params) → maps``.
 
+    ``signed`` says whether maps tell for from against (two colours about zero); None = as the values are.
     A function gets the view, a batch (B, 3, H, W) and one class per image, and returns (B, rows, columns) token maps,
     or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's.
     """
@@ -90,11 +76,11 @@ def method(
         cls = (
             thing
             if isinstance(thing, type) and issubclass(thing, Method)
-            else _from_function(name, cast(Callable[..., Tensor], thing))
+            else _from_function(name, cast(Callable[..., Tensor], thing), needs)
         )
         summary = (inspect.getdoc(thing) or "").split("\n")[0]
         cls.info = MethodInfo(
-            name, family, class_specific, level, needs, cost, protocols, cls.parameters(), paper, summary
+            name, family, class_specific, level, needs, cost, protocols, cls.parameters(), paper, summary, signed
         )
         _METHODS[name] = cls
         return thing
@@ -111,7 +97,9 @@ def list_methods(pattern: str = "*") -> dict[str, MethodInfo]:
 
 def get_method(name: str) -> type[Method]:
     """The class of a method, by id, composition or alias; ``cat`` and ``tokentm.…`` resolve too."""
-    base, _, aggregation = name.strip().lower().partition(".")
+    base, dot, aggregation = name.strip().lower().partition(".")
+    if dot and not aggregation:
+        raise VitrailError(f"{name!r} ends with a dot: expected an aggregation after it, as in {base}.plus.")
     if base in ALIASES:
         base, _, own = ALIASES[base].partition(".")
         aggregation = ".".join(filter(None, (own, aggregation)))
@@ -158,12 +146,13 @@ def _registered() -> dict[str, type[Method]]:
     return _METHODS
 
 
-def _from_function(name: str, function: Callable[..., Tensor]) -> type[Method]:
+def _from_function(name: str, function: Callable[..., Tensor], needs: str) -> type[Method]:
     """A method class around a user's function; its keyword parameters become fields."""
     extra = list(inspect.signature(function).parameters.values())[3:]
     if any(p.default is p.empty for p in extra):
         raise VitrailError(f"every parameter of {name!r} after (model, images, target) needs a default value.")
-    cls = make_dataclass(name, [(p.name, Any, p.default) for p in extra], bases=(Method,), kw_only=True)
+    base = TokenMethod if needs == "tokens" else Method
+    cls = make_dataclass(name, [(p.name, Any, p.default) for p in extra], bases=(base,), kw_only=True)
 
     def run(self: Method, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         if against is not None:

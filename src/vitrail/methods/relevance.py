@@ -62,7 +62,7 @@ class AttentionCam(LayerMap):
         return Attribution(torch.stack([min_max(one) for one in positive]))
 
 
-@method("gen_att", family="relevance", paper="Chefer et al. 2021b (Transformer-MM)")
+@method("gen_att", family="relevance", signed=False, paper="Chefer et al. 2021b (Transformer-MM)")
 @dataclass(kw_only=True)
 class GenAtt(OwnRollout):
     """Product over the layers of identity + attention × its positive gradient, in the row that the head reads."""
@@ -101,6 +101,7 @@ class Relevance(TokenMethod):
 
 @method(
     "trans_att",
+    signed=False,
     family="relevance",
     cost=(2, 2.5),
     protocols=("default", "authors"),
@@ -134,7 +135,7 @@ class TransAtt(Relevance, OwnRollout):
         return (trace["G"][layer] * trace["R"][layer]).clamp(min=0).mean(1)
 
 
-@method("partial_lrp", family="relevance", protocols=("default", "authors"), paper="Voita et al. 2019")
+@method("partial_lrp", family="relevance", signed=False, protocols=("default", "authors"), paper="Voita et al. 2019")
 @dataclass(kw_only=True)
 class PartialLrp(Relevance):
     """Relevance of the last block's attention, in the row that the head reads.
@@ -155,7 +156,7 @@ class PartialLrp(Relevance):
         return Attribution(self.on_grid(torch.einsum("bi,bij->bj", row, relevance)))
 
 
-@method("lrp", family="relevance", level="pixel", cost=(1, 2), paper="Chefer et al. 2021 (full LRP)")
+@method("lrp", family="relevance", signed=True, level="pixel", cost=(1, 2), paper="Chefer et al. 2021 (full LRP)")
 @dataclass(kw_only=True)
 class Lrp(Relevance):
     """Relevance carried back to the pixels, as Chefer's release does; its total is not conserved."""
@@ -167,7 +168,7 @@ class Lrp(Relevance):
         return Attribution(found.sum(1))
 
 
-@method("epsilon_lrp", family="relevance", level="pixel", paper="Bach et al. 2015")
+@method("epsilon_lrp", family="relevance", signed=True, level="pixel", paper="Bach et al. 2015")
 @dataclass(kw_only=True)
 class EpsilonLrp(TokenMethod):
     """ε-LRP to the pixels on the frozen network: conserving but for the biases and ε."""
@@ -183,7 +184,7 @@ class EpsilonLrp(TokenMethod):
         return Attribution((images * found).sum(1))
 
 
-@method("conservative_lrp", family="relevance", paper="Ali et al. 2022")
+@method("conservative_lrp", family="relevance", signed=True, paper="Ali et al. 2022")
 @dataclass(kw_only=True)
 class ConservativeLrp(Layerwise):
     """Input × gradient with attention and the deviation of norms held constant."""
@@ -197,7 +198,7 @@ class ConservativeLrp(Layerwise):
         return input_x_gradient(trace, layer)
 
 
-@method("attn_lrp", family="relevance", paper="Achtibat et al. 2024")
+@method("attn_lrp", family="relevance", signed=True, paper="Achtibat et al. 2024")
 @dataclass(kw_only=True)
 class AttnLrp(Layerwise):
     """Relevance with the uniform rule at the two products of attention and the softmax by its own derivative."""

@@ -19,7 +19,12 @@ from vitrail.models.view import View
 
 
 @method(
-    "vtranm", family="transformation", cost=(1, 1), protocols=("default", "vtranm"), paper="Wu et al. 2024 (VTranM)"
+    "vtranm",
+    signed=False,
+    family="transformation",
+    cost=(1, 1),
+    protocols=("default", "vtranm"),
+    paper="Wu et al. 2024 (VTranM)",
 )
 @dataclass(kw_only=True)
 class VTranM(LayerMap):
