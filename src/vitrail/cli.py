@@ -31,6 +31,14 @@ ModelName = Annotated[
         "--model", "-m", help="timm name, hf:ORG/NAME, hf:./folder, torchvision:NAME; default: the embedded one."
     ),
 ]
+Out = Annotated[Path, typer.Option(help="Folder for the pictures.")]
+Params = Annotated[list[str] | None, typer.Option("--param", "-p", help="Parameter of the method, name=value.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="File with the model's weights.")]
+Labels = Annotated[Path | None, typer.Option(help="File with the class names, one per line.")]
+NumClasses = Annotated[int | None, typer.Option(help="Size of the head.")]
+ImgSize = Annotated[int | None, typer.Option(help="Input size, if not the model's usual one.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, …")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, float64.")]
 
 
 def main() -> None:
@@ -73,16 +81,14 @@ def explain(
     target: Annotated[str | None, typer.Option(help="Class, by name or number; default: the predicted one.")] = None,
     against: Annotated[str | None, typer.Option(help="Explain the class as opposed to this one.")] = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K likeliest classes side by side.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("vitrail-out"),
-    param: Annotated[
-        list[str] | None, typer.Option("--param", "-p", help="Parameter of the method, name=value.")
-    ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="File with the model's weights.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="File with the class names, one per line.")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Size of the head.")] = None,
-    img_size: Annotated[int | None, typer.Option(help="Input size, if not the model's usual one.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, float64.")] = "auto",
+    out: Out = Path("vitrail-out"),
+    param: Params = None,
+    checkpoint: Checkpoint = None,
+    labels: Labels = None,
+    num_classes: NumClasses = None,
+    img_size: ImgSize = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     as_json: Json = False,
 ) -> None:
     """Explain pictures: which parts speak for the class, which against it."""
@@ -98,6 +104,36 @@ def explain(
     failed = run(view, paths, method, target, against, top, out, chosen, as_json)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="One picture.")],
+    model: ModelName = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Names or globs, comma-separated or repeated; default: every bare method.")
+    ] = None,
+    targets: Annotated[
+        list[str] | None, typer.Option(help="Classes, comma-separated or repeated: a row each; default: the predicted.")
+    ] = None,
+    out: Out = Path("vitrail-out"),
+    param: Params = None,
+    checkpoint: Checkpoint = None,
+    labels: Labels = None,
+    num_classes: NumClasses = None,
+    img_size: ImgSize = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Draw what all (or some) methods say of one picture, side by side."""
+    from vitrail.commands.compare import run
+    from vitrail.commands.explain import find_pictures
+    from vitrail.models.loading import load
+
+    (path,) = find_pictures([image], out)[:1]
+    weights = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
+    view = load(model, device=device, dtype=dtype, **weights)  # type: ignore[arg-type]
+    run(view, path, split(methods), split(targets), out, parse_params(param or []))
 
 
 @app.command()
@@ -121,6 +157,11 @@ def methods(
     from vitrail.commands.listing import describe_methods, show
 
     show(describe_methods(pattern, model), as_json, f"methods that fit {pattern!r}")
+
+
+def split(given: list[str] | None) -> list[str]:
+    """Lists are comma-separated or repeated."""
+    return [part.strip() for text in given or [] for part in text.split(",") if part.strip()]
 
 
 def parse_params(given: list[str]) -> dict[str, Any]:

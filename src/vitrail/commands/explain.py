@@ -76,7 +76,7 @@ def run(
     told = Console(stderr=as_json, highlight=False)
     method = build_method(method_name or default_method(view), view, **params)
     _check_classes(view, method, target, against, top)
-    _introduce(told, view)
+    introduce(told, view)
     _estimate(told, view, method, len(paths) * top)
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every picture
     names = _output_names(paths, method.info.name)
@@ -121,7 +121,7 @@ def _explain_one(
     report.thumbnails.append((small, f"{path.name}: {first.title}"))
     report.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in found]
     if alone:
-        _show_top(told, first)
+        show_top(told, first)
     told.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _gap(first), soft_wrap=True)
 
 
@@ -172,7 +172,7 @@ def _check_classes(view: View, method: Method, target: str | None, against: str 
             raise VitrailError(f"{method.info.name} is the same for every class: {option} has no meaning for it.")
 
 
-def _introduce(told: Console, view: View) -> None:
+def introduce(told: Console, view: View) -> None:
     size = f"{view.size[0]}×{view.size[1]}"
     told.print(f"Model [bold]{escape(view.name)}[/]: {view.num_classes} classes, {size} pixels.", soft_wrap=True)
     if view.note:
@@ -198,7 +198,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _show_top(told: Console, explanation: Explanation) -> None:
+def show_top(told: Console, explanation: Explanation) -> None:
     table = Table("class", "name", "probability", box=None, header_style="dim")
     for index, label, probability in explanation.top:
         style = "bold" if index == explanation.target else None
