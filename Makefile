@@ -2,6 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# A photograph in the public domain (Rear Admiral Grace Hopper) that matplotlib ships.
+PHOTO := import matplotlib; print(matplotlib.get_data_path() + "/sample_data/grace_hopper.jpg")
+
 .PHONY: demo test lint clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
@@ -12,7 +15,7 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/vitrail demo
+	$(BIN)/vitrail explain "$$($(BIN)/python -c '$(PHOTO)')" --out vitrail-out
 
 test: lint
 	$(BIN)/python -m pytest -n auto

@@ -98,7 +98,7 @@ def test_only_a_text_is_a_name(name: Any) -> None:
 
 @pytest.mark.parametrize("name", HEADLESS)
 def test_a_backbone_without_classes_lists_weights_that_have_some(name: str) -> None:
-    with pytest.raises(VitrailError, match=r"without classes") as caught:
+    with pytest.raises(VitrailError, match="have no classes") as caught:
         vitrail.load(name)
     message = str(caught.value)
     assert "checkpoint=FILE" in message
@@ -602,3 +602,20 @@ def test_a_name_without_labels_asks_for_a_number() -> None:
     assert view.label(2) == "class 2"
     with pytest.raises(VitrailError, match=r"has no class names: give a number 0…4"):
         view.class_index("cat")
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_clip_224.openai", "eva02_base_patch16_clip_224"])
+def test_an_embedding_of_a_clip_tower_is_no_set_of_classes(name: str) -> None:
+    with pytest.raises(VitrailError, match="have no classes"):
+        vitrail.load(name)
+
+
+def test_a_checkpoint_of_another_size_is_resampled(tmp_path: Path) -> None:
+    """Weights trained at one size fill a model of that size, whose positions timm then resamples."""
+    small = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=64, depth=1).eval()
+    save_file(small.state_dict(), tmp_path / "w.safetensors")
+    view = vitrail.load("vit_tiny_patch16_224", checkpoint=tmp_path / "w.safetensors", img_size=96, depth=1)
+    small.set_input_size(img_size=(96, 96))
+    images = torch.randn(1, 3, 96, 96)
+    assert view.grid == (6, 6)
+    assert torch.allclose(view.logits(images), small(images), atol=1e-5)

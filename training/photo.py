@@ -1,7 +1,7 @@
 """Trains the embedded model `photo`: `python training/photo.py DATA --teacher FILE --photos FOLDER --out FOLDER`.
 
 DATA holds Tiny-ImageNet (train-*.npz, val.npz, classes.tsv). The student starts from random weights and learns from the
-labels and from a frozen DINOv2 teacher that sees the same views. The run ends, fully annealed, a given number of seconds
+labels and from a frozen DINOv2 teacher that sees the same views. The run ends, fully annealed, so many seconds
 after it began; one that was cut short goes on from `resume.pt` in the out folder.
 """
 
@@ -226,7 +226,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--teacher", type=Path, required=True, help="DINOv2 ViT-S/14 in timm's layout, safetensors")
     parser.add_argument("--photos", type=Path, required=True, help="photographs that must stay unseen, with labels.tsv")
     parser.add_argument("--out", type=Path, required=True, help="folder for photo.safetensors and resume.pt")
-    parser.add_argument("--seconds", type=float, default=1500, help="when to end, from the start of the script")
+    parser.add_argument("--seconds", type=float, default=1660, help="when to end, from the start of the script")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--head-steps", type=int, default=1500, help="steps for the teacher's head")

@@ -103,9 +103,9 @@ def train(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for scenes.safetensors")
-    parser.add_argument("--seconds", type=float, default=120, help="length of the schedule, drawing not counted")
+    parser.add_argument("--seconds", type=float, default=150, help="length of the schedule, drawing not counted")
     parser.add_argument("--images", type=int, default=200_000)
     parser.add_argument("--test", type=int, default=4000, help="held-out scenes of one and of two objects")
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--rate", type=float, default=2e-3)
     train(parser.parse_args())

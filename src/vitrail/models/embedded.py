@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -45,6 +46,16 @@ def load_embedded(name: str | None = None) -> View:
     load_state(module, state, about["weights"])
     labels = read_labels(FOLDER / about["labels"], about["architecture"]["num_classes"])
     view = wrap(module, labels=labels, output=about["output"], name=name)
-    view.preprocessing = Preprocess.from_dict(about["preprocessing"])
-    view.note = about["note"]
+    view.preprocessing = Preprocess.from_timm(about["preprocessing"])
+    view.note = note(about, labels)
     return view
+
+
+def note(about: dict[str, Any], labels: Sequence[str]) -> str:
+    """What a user should know of an embedded model: what it is, what it recognises, and what else there is."""
+    some = ", ".join(labels[:: max(1, len(labels) // 6)][:6])
+    summary = about["summary"][0].upper() + about["summary"][1:]
+    return (
+        f"{summary}. It recognises nothing but its {len(labels)} classes ({some}, …). "
+        f"For more, name a larger model: --model vit_base_patch16_224 (weights from the hub)."
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch import nn
 from vitrail.errors import VitrailError
 from vitrail.models import embedded
 from vitrail.models.checkpoints import load_state, read_state
-from vitrail.models.names import tags, with_head
+from vitrail.models.names import classes, tags, with_head
 from vitrail.models.view import Output, View
 from vitrail.models.wrapping import as_pair, wrap
 from vitrail.preprocessing import Preprocess
@@ -153,8 +154,24 @@ def _load_timm(request: Request) -> View:
     sizes = {"num_classes": num_classes, "img_size": request.img_size}
     arguments = {**{key: value for key, value in sizes.items() if value is not None}, **request.model_args}
     module = _fetch(name, lambda: timm.create_model(name, pretrained=request.wants_weights, **arguments))
+    trained = None if state is None or request.img_size is None else _trained_size(module, state)
+    if trained is not None:  # weights of another size: fill a model of theirs, then let timm resample its positions
+        module = _fetch(name, lambda: timm.create_model(name, pretrained=False, **{**arguments, "img_size": trained}))
     _fill(module, state, request)
+    if trained is not None:
+        module.set_input_size(img_size=as_pair(request.img_size))
     return wrap(module, name=name, **request.view_args)
+
+
+def _trained_size(module: Any, state: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
+    """The square input size that a checkpoint's positions are for, if not the module's own."""
+    own, given = getattr(module, "pos_embed", None), state.get("pos_embed")
+    if own is None or given is None or own.shape == given.shape or not hasattr(module, "set_input_size"):
+        return None
+    prefix = 0 if getattr(module, "no_embed_class", False) else module.num_prefix_tokens
+    side = math.isqrt(max(given.shape[1] - prefix, 0))
+    patch = module.patch_embed.patch_size
+    return (side * patch[0], side * patch[1]) if side * side + prefix == given.shape[1] else None
 
 
 def _load_torchvision(request: Request) -> View:
@@ -288,10 +305,10 @@ def _check_has_head(name: str, num_classes: int | None) -> None:
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    if num_classes is not None or config is None or config.num_classes != 0:
+    if num_classes is not None or config is None or classes(name):
         return
     told = ", ".join(with_head(name)[:6]) or "none in timm"
     raise VitrailError(
-        f"{name} is a backbone without classes (num_classes is 0). Weights with a head: {told}. Or bring a head of "
+        f"{name} is a backbone: its default weights have no classes. Weights with a head: {told}. Or bring a head of "
         f"your own: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE."
     )

@@ -46,4 +46,6 @@ def classes(name: str) -> int:
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    return 0 if config is None else config.num_classes or 0
+    if config is None or ("clip" in name and "ft" not in (config.tag or "")):
+        return 0  # the outputs of a CLIP tower that was not fine-tuned are an embedding, not classes
+    return config.num_classes or 0
