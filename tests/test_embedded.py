@@ -18,6 +18,7 @@ import vitrail
 from vitrail import VitrailError
 from vitrail.data import Scenes
 from vitrail.data.scenes import Scene
+from vitrail.methods.registry import build_method
 from vitrail.models.embedded import FOLDER, card, names
 from vitrail.models.view import View
 
@@ -68,19 +69,20 @@ def pixels(view: View, scenes: Iterable[Scene]) -> torch.Tensor:
     return torch.stack([view.preprocess(Image.fromarray(scene.image)) for scene in scenes])
 
 
+@lru_cache(maxsize=1)
+def two_objects() -> list[Scene]:
+    return list(Scenes(SCENES, seed=77, objects=2))
+
+
 def pointing(method: str) -> float:
     """How often the top patch for a class overlaps the mask of that class's object, over two-object scenes."""
-    view, scenes = vitrail.load("scenes"), Scenes(SCENES, seed=77, objects=2)
+    view, scenes, hits = vitrail.load("scenes"), two_objects(), []
+    chosen = build_method(method, view)
     images = pixels(view, scenes)
-    hits = []
     for which in (0, 1):
         targets = [scene.objects[which].label for scene in scenes]
-        for start in range(0, SCENES, 50):
-            part = slice(start, start + 50)
-            found = vitrail.explain(view, images[part], method, targets[part], batch_size=50)
-            hits += [
-                overlaps(ex.map, scene.objects[which].mask) for ex, scene in zip(found, list(scenes)[part], strict=True)
-            ]
+        maps = torch.cat([chosen.attribute(images[i : i + 50], targets[i : i + 50]) for i in range(0, SCENES, 50)])
+        hits += [overlaps(m, scene.objects[which].mask) for m, scene in zip(maps, scenes, strict=True)]
     return float(np.mean(hits))
 
 
