@@ -12,6 +12,7 @@ from vitrail.errors import VitrailError as VitrailError
 from vitrail.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from vitrail import data as data
     from vitrail.explaining import explain as explain
     from vitrail.explanation import Explanation as Explanation
     from vitrail.explanation import open_explanation as open
@@ -38,6 +39,8 @@ __all__ = ["Explanation", "Method", "VitrailError", "__version__", "explain", "l
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module("vitrail.data")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     module, _, attribute = _PUBLIC[name].partition(":")
@@ -47,4 +50,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted([*globals(), *_PUBLIC, "data"])
