@@ -16,6 +16,7 @@ from vitrail.methods.layerwise import LayerMap, Layerwise, Output, Rule
 from vitrail.methods.registry import method
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
+from vitrail.progress import shown
 
 
 @dataclass(kw_only=True)
@@ -212,7 +213,9 @@ class IntegratedGradients(PixelGradient):
             raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
         maps, gaps = [], []
         with torch.inference_mode(False), torch.enable_grad():
-            for i in range(len(images)):  # captum scales every image at once: one by one bounds the memory
+            for i in shown(
+                range(len(images)), self.info.name, "image"
+            ):  # captum scales every image at once: one by one bounds the memory
                 one = slice(i, i + 1)
                 score = self.score(None if against is None else against[one])
                 found, gap = Captum(score).attribute(
@@ -259,7 +262,7 @@ class SmoothGrad(PixelGradient):
         saliency, total = Saliency(self.score(against)), torch.zeros_like(images)
         draw = torch.Generator().manual_seed(self.seed)
         with torch.inference_mode(False), torch.enable_grad():
-            for _ in range(self.samples):
+            for _ in shown(range(self.samples), self.info.name):
                 noise = torch.randn(images.shape[1:], generator=draw).to(images)
                 noisy = (images + self.deviation(images) * noise).requires_grad_()
                 total += saliency.attribute(noisy, additional_forward_args=(target,))

@@ -16,6 +16,7 @@ from vitrail.methods.registry import method
 from vitrail.methods.values import refuses_inner_norm, sent
 from vitrail.models.parts import Attention
 from vitrail.models.view import View
+from vitrail.progress import shown
 
 
 @dataclass(kw_only=True)
@@ -54,7 +55,7 @@ class Integrated(LayerMap):
         """(B, n): the read-out row of mean_h of the positive part of the step-averaged gradient."""
         last = self.layers().start
         total: Tensor | None = None
-        for step in range(self.steps):
+        for step in shown(range(self.steps), self.info.name):
             scaled = images * (step / max(self.steps - 1, 1))
             found = trace(self.vit, scaled, target, against=against, output=self.output, keep={"G"}, layers=[last])
             total = found["G"][last] if total is None else total + found["G"][last]

@@ -1,0 +1,16 @@
+"""Progress for work that takes longer than two seconds; silent where nobody watches (no terminal)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+
+def shown(steps: Iterable[T], name: str, unit: str = "step") -> Iterable[T]:
+    """The steps as they are; a bar with the time left appears if they take longer than two seconds."""
+    bar: Iterable[T] = tqdm(steps, desc=name, unit=unit, delay=2, disable=None, leave=False)
+    return bar
