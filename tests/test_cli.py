@@ -258,7 +258,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "method": (["photo.png", "--method", "decompxx"], "Did you mean decompx"),
     "parameter": (["photo.png", "-p", "speed=3"], "no parameter speed"),
     "parameter form": (["photo.png", "-p", "speed"], "name=value"),
-    "layer": (["photo.png", "-p", "start_layer=77"], "start_layer=77 does not fit"),
+    "layer": (["photo.png", "-p", "start_layer=77"], "layer 77 does not fit"),
     "device": (["photo.png", "--device", "quantum"], "device 'quantum'"),
     "dtype": (["photo.png", "--dtype", "int4"], "unknown dtype"),
     "out is a file": (["photo.png", "--out", "notes.txt"], "not a folder"),
@@ -285,7 +285,7 @@ def test_a_wrong_request(case: str, vit: Run, tiny: list[str], photo: Path, plac
     ("arguments", "message"),
     [
         (["--model", "vit_base_patch16_244"], "Did you mean vit_base_patch16_224"),
-        (["--model", "vit_small_patch14_dinov2"], "without classes"),
+        (["--model", "vit_small_patch14_dinov2"], "have no classes"),
         (["--model", "hf:./nothing"], "no config.json"),
         (["--model", "vit_tiny_patch16_224", "--checkpoint", "w.pth"], "no checkpoint file"),
         (["--model", "vit_tiny_patch16_224", "--num-classes", "0"], "at least 1"),
@@ -340,7 +340,7 @@ def test_a_bug_is_told_without_a_traceback(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("oh no")
 
-    monkeypatch.setattr("vitrail.commands.explain._introduce", broken)
+    monkeypatch.setattr("vitrail.commands.explain.introduce", broken)
     assert "ZeroDivisionError: oh no" in one_line(vit("explain", photo, *tiny))
     monkeypatch.setenv("VITRAIL_TRACEBACK", "1")
     monkeypatch.setattr(sys, "argv", ["vitrail", "explain", str(photo), *tiny])
@@ -404,14 +404,14 @@ def test_a_method_that_swin_does_not_support(vit: Run, models: Path, photo: Path
 
 
 def test_help_is_true(vit: Run) -> None:
-    from vitrail.explaining import DEFAULT_METHOD
+    from vitrail.explaining import default_method
 
     said = vit("explain", "--help")
     assert said.code == 0
     told = " ".join(said.out.replace("│", " ").split())
     for option in ("--model", "--method", "--target", "--against", "--top", "--out", "--json", "--device", "--dtype"):
         assert option in told
-    assert f"default: {DEFAULT_METHOD}" in told
+    assert f"default: {default_method(vitrail.load('scenes'))}" in told
     assert "[default: vitrail-out]" in told
     assert "[default: auto]" in told
     commands = vit("--help").out

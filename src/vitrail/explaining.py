@@ -18,11 +18,10 @@ from vitrail.errors import VitrailError
 from vitrail.explanation import Explanation
 from vitrail.images import ImageSource, read_image
 from vitrail.methods.base import Method, Targets, pick
-from vitrail.methods.registry import build_method, supported_methods
+from vitrail.methods.registry import build_method
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
-DEFAULT_METHOD = "decompx.skipplus"
 BATCH = {"cpu": 4, "cuda": 32}
 
 
@@ -67,7 +66,7 @@ def explain(
     Args:
         model: a view, a module that ``wrap`` takes, or a name that ``load`` takes.
         image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch gives a list.
-        method: a name of ``list_methods``; None = "decompx.skipplus".
+        method: a name of ``list_methods``; None = "decompx.skipplus", or "vit_cx" for a hierarchical model.
         target: the class, by number or name; a list has one per image; None = the predicted one.
         against: explain the target as opposed to this class.
         batch_size: images per pass; None = by device.
@@ -146,10 +145,8 @@ def as_view(model: View | nn.Module | str) -> View:
 
 
 def default_method(view: View) -> str:
-    if isinstance(view, ViT):
-        return DEFAULT_METHOD
-    able = ", ".join(supported_methods(view))
-    raise VitrailError(f"there is no default method for the hierarchical {view.name} yet: give method= one of {able}.")
+    """What is used where no method is named."""
+    return "decompx.skipplus" if isinstance(view, ViT) else "vit_cx"
 
 
 def _explain_batch(

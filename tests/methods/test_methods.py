@@ -18,7 +18,7 @@ from vitrail.methods.registry import build_method, get_method, list_methods, sup
 
 TARGET = torch.tensor([0, 3, 1])
 ROWS = torch.arange(3)
-QUICK = {"steps": 4, "samples": 2}
+QUICK = {"steps": 4, "samples": 2, "masks": 12}
 LAYERWISE = ("decompx", "input_x_gradient", "raw_attention")
 
 
@@ -177,7 +177,16 @@ def test_parameters_are_checked_and_listed() -> None:
         (lambda: build_method("decompx.nonsense", view), "plus, skipplus, rollout"),
         (lambda: build_method("rollout.plus", view), "aggregation itself"),
         (lambda: build_method("random.plus", view), "no layers"),
-        (lambda: build_method("decompx.rollout", view), "does not exist"),
+        (lambda: build_method("decompx.rollout", view), "not token-to-token maps"),
+        (lambda: build_method("att_cat.plus", view), "one aggregation at a time"),
+        (lambda: build_method("decompx.", view), "ends with a dot"),
+        (lambda: build_method("grad_cam.plus", view, layer=1), "no parameter layer"),
+        (lambda: build_method("attn_cam.plus", view, protocol="authors"), "as released"),
+        (lambda: build_method("trans_att.rollout", view, protocol="authors"), "as released"),
+        (lambda: build_method("grad_cam", view, layer=9).attribute(batch("timm_vit")), "layer 9 does not fit"),
+        (lambda: build_method("att_ixg", view, start_layer=3).attribute(batch("timm_vit")), "does not fit"),
+        (lambda: build_method("decompx", view, start_layer="1"), "whole number"),
+        (lambda: build_method("gradient", view, reduce="max"), "'sum' or 'l2'"),
         (lambda: build_method("decompx", view, start_layer=99).attribute(batch("timm_vit")), "does not fit"),
         (lambda: build_method("decompx.plus", view, start_layer=-1).attribute(batch("timm_vit")), "does not fit"),
         (lambda: build_method("decompx", view, shape="nonsense"), "shape"),

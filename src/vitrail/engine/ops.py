@@ -79,9 +79,8 @@ class Walk:
     def block(self, x: Tensor, block: Block, layer: int) -> Tensor:
         """One residual block, (B, n, d) → (B, n, d)."""
         u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
-        branch = self.attention(u, u, block.attention, layer)
-        branch = self.recorder.see("attention_out", layer, self.scale(branch, block.scale1))
-        x = self.recorder.see("mid", layer, self.rule.add(x, branch))
+        branch = self.recorder.see("attention_out", layer, self.attention(u, u, block.attention, layer))
+        x = self.recorder.see("mid", layer, self.rule.add(x, self.scale(branch, block.scale1)))
         branch = self.mlp(self.norm(x, block.norm2, layer), block.mlp, layer)
         branch = self.recorder.see("mlp_out", layer, self.scale(branch, block.scale2))
         return self.rule.add(x, branch)

@@ -140,11 +140,18 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _attention_map(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+def attention_scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """(B, H, m, n): scaled products of queries and keys, with the bias."""
     scores = (q * scale) @ k.transpose(-2, -1)
-    if bias is not None:
-        scores = scores + bias
-    return _wide(scores).softmax(dim=-1).to(q.dtype)
+    return scores if bias is None else scores + bias
+
+
+def softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    return _wide(scores).softmax(dim=-1).to(dtype)
+
+
+def _attention_map(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    return softmax(attention_scores(q, k, scale, bias), q.dtype)
 
 
 def _activate(z: Tensor, kind: Activation) -> Tensor:

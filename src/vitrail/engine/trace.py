@@ -28,9 +28,9 @@ class Trace:
     """Values and gradients by name and layer; ``trace["gx"][3]`` is ∂y/∂x_3, (B, n, d).
 
     ``x`` l = 0…L is the stream entering block l (L: leaving the last); ``u`` its first norm; ``mid`` the stream after
-    attention; ``A`` attention (B, H, n, n), [query, key]; ``v`` values per head; ``attention_out``, ``mlp_out`` branch
-    outputs; ``gx``, ``gu``, ``gmid``, ``G``, ``gv`` gradients. An attention pool is one more layer: ``A[L]`` is
-    (B, H, 1, keys).
+    attention; ``A`` attention (B, H, n, n), [query, key]; ``v`` values per head; ``attention_out`` what attention
+    gives, ``mlp_out`` what the (scaled) MLP adds; ``gx``, ``gu``, ``gmid``, ``G``, ``gv`` gradients. An attention pool
+    is one more layer: ``A[L]`` is (B, H, 1, keys).
     """
 
     logits: Tensor  # (B, C)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor
 
+from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method, TokenMethod
 from vitrail.methods.layerwise import LayerMap, Layerwise, check_layers
 from vitrail.models.view import View
@@ -27,7 +28,7 @@ class Aggregation(TokenMethod):
     @classmethod
     def of(cls, base: type[Method]) -> type[Aggregation]:
         """The aggregation of a base method, as a method class."""
-        own = {"model", "shape", "start_layer"}
+        own = {"model", "shape", "start_layer", "layer"}
         hints = get_type_hints(base)
         inherited = [(f.name, hints[f.name], f.default) for f in fields(base) if f.name not in own]
         made = make_dataclass(f"{base.__name__}{cls.__name__}", inherited, bases=(cls,), kw_only=True)
@@ -48,9 +49,15 @@ class Aggregation(TokenMethod):
 
     @cached_property
     def base(self) -> Layerwise:
-        names = [f.name for f in fields(self.base_class) if f.name not in ("model", "shape", "start_layer")]
-        params: dict[str, Any] = {name: getattr(self, name) for name in names}
+        params: dict[str, Any] = {name: getattr(self, name) for name in self.parameters() if name != "start_layer"}
         return self.base_class(self.model, **params)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if getattr(self, "protocol", "default") == "authors":
+            raise VitrailError(
+                f'protocol="authors" is {self.base_class.info.name} as released, without .{self.suffix}.'
+            )
 
     def first_layer(self) -> int:
         """Where the aggregation starts if ``start_layer`` is not given."""

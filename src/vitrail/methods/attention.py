@@ -58,6 +58,8 @@ class Rollout(LayerMap):
         found = self.trace(images, target, against, layers)
         if self.protocol != "tis":
             return Attribution(self.on_grid(self.rollout(found, start)))
+        if not found.num_prefix:
+            raise VitrailError(f'protocol="tis" reads the class token, which {self.model.name} does not have.')
         row = readout_row(found, "cls", self.model.name)
         for layer in reversed(range(start, found.num_layers)):
             matrix = self.layer_map(found, layer)

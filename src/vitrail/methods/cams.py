@@ -10,7 +10,7 @@ from torch import Tensor
 from vitrail.engine.trace import Trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
-from vitrail.methods.layerwise import Layerwise, Output, Rule
+from vitrail.methods.layerwise import Layerwise, Output, Rule, check_layers
 from vitrail.methods.registry import method
 from vitrail.models.hierarchical import Hierarchical
 from vitrail.models.view import View
@@ -47,8 +47,6 @@ class Cam(Layerwise):
         return range(layer, layer + 1)
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
-        if self.protocol == "authors":
-            raise VitrailError(f'{self.info.name} under protocol="authors" is one layer: it has no sum over layers.')
         context = slice(None) if self.protocol == "skipplus" else slice(trace.num_prefix, None)
         return self.cam(trace["x"][layer], trace["gx"][layer], context)
 
@@ -57,7 +55,7 @@ class Cam(Layerwise):
             return self._on_features(self.model, images, target, against)
         if self.protocol != "authors":
             return super().run(images, target, against)
-        (layer,) = self.layers()
+        (layer,) = check_layers(self.layers(), self.vit.num_layers)
         found = self._trace_norm(images, target, against, layer)
         patches = slice(found.num_prefix, None)
         values = self.cam(found["u"][layer][:, patches], found["gu"][layer][:, patches], slice(None))
@@ -88,8 +86,8 @@ def as_published(values: Tensor) -> Tensor:
     return values / (values.amax(1, keepdim=True) + 1e-7)
 
 
-def _register(name: str, paper: str):  # type: ignore[no-untyped-def]
-    return method(name, family="cam", needs="features", protocols=PROTOCOLS, paper=paper)
+def _register(name: str, paper: str, signed: bool | None = None):  # type: ignore[no-untyped-def]
+    return method(name, family="cam", needs="features", protocols=PROTOCOLS, paper=paper, signed=signed)
 
 
 @_register("grad_cam", "Selvaraju et al. 2017")
@@ -145,7 +143,7 @@ class HiResCam(Cam):
         return (h * g).sum(-1)
 
 
-@_register("grad_cam_elementwise", "pytorch-grad-cam")
+@_register("grad_cam_elementwise", "pytorch-grad-cam", signed=False)
 @dataclass(kw_only=True)
 class GradCamElementwise(Cam):
     """The positive products of activations and gradients."""

@@ -227,7 +227,8 @@ class IntegratedGradients(PixelGradient):
                     return_convergence_delta=True,
                 )
                 maps.append(found.sum(1))
-                gaps.append(gap.abs())
+                with torch.no_grad():
+                    gaps.append(gap.abs() / score(images[one], target[one]).abs().clamp(min=1))
         return Attribution(torch.cat(maps), {"completeness_gap": torch.cat(gaps)})
 
 

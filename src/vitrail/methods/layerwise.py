@@ -59,7 +59,7 @@ class Layerwise(TokenMethod):
 
     def sum_over(self, layers: range, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         """The plain signed sum of the layers' scores, from one trace."""
-        found = self.trace(images, target, against, check_layers(layers, self.vit.num_layers))
+        found = self.trace(images, target, against, check_layers(layers, self.all_layers(0).stop))
         total = torch.stack([self.scores(found, layer) for layer in layers]).sum(0)
         closing = self.closing(found)
         return Attribution(self.on_grid(total if closing is None else total + closing), self.extras(found, layers))
@@ -153,11 +153,9 @@ def on_tokens(keys: Tensor, trace: Trace) -> Tensor:
 
 
 def check_layers(layers: range, depth: int) -> range:
-    """Layers that a model with ``depth`` blocks has (``depth`` itself: after the last block)."""
-    if not layers or layers[0] < 0 or layers[-1] > depth:
-        raise VitrailError(
-            f"start_layer={layers.start} does not fit a model with {depth} blocks: expected 0…{depth - 1}."
-        )
+    """Layers that a method has on a model, 0…depth − 1."""
+    if not layers or layers[0] < 0 or layers[-1] >= depth:
+        raise VitrailError(f"layer {layers.start} does not fit a model with {depth} layers: expected 0…{depth - 1}.")
     return layers
 
 

@@ -99,7 +99,7 @@ class Tam(Integrated):
     "bt_h",
     signed=False,
     family="markov",
-    cost=(22, 3),
+    cost=(21, 3),
     protocols=("default", "authors", "tis"),
     paper="Chen et al. 2023 (BT)",
 )

@@ -21,6 +21,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return any(_fits(value, one) for one in get_args(kind))
     if get_origin(kind) is Literal:
         return value in get_args(kind)
+    if get_origin(kind) is tuple:  # a list, as JSON has it, is as good
+        return isinstance(value, tuple | list) and all(_fits(one, get_args(kind)[0]) for one in value)
     if kind is Any:
         return True
     if kind is float:
@@ -35,4 +37,6 @@ def _told(kind: Any) -> str:
         return " or ".join(_told(one) for one in get_args(kind))
     if get_origin(kind) is Literal:
         return " or ".join(repr(value) for value in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"several of {_told(get_args(kind)[0])}"
     return {int: "a whole number", float: "a number", bool: "true or false", NoneType: "None"}.get(kind, str(kind))

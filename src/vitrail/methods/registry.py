@@ -18,7 +18,19 @@ from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method, MethodInfo, TokenMethod
 from vitrail.models.view import View
 
-MODULES = ("attention", "gradients", "cams", "relevance", "markov", "decomposition", "transformation", "control")
+MODULES = (
+    "attention",
+    "gradients",
+    "cams",
+    "relevance",
+    "markov",
+    "decomposition",
+    "transformation",
+    "tis",
+    "vit_cx",
+    "occlusion",
+    "control",
+)
 
 # Other names that the papers and their rivals use.
 ALIASES = {
@@ -116,10 +128,12 @@ def compose(base: str, aggregation: str) -> type[Method]:
     from vitrail.methods.aggregation import AGGREGATORS
 
     cls = _registered()[base]
+    if "." in aggregation:
+        raise VitrailError(f"{base}.{aggregation} does not exist: one aggregation at a time.")
     if aggregation not in AGGREGATORS:
         raise VitrailError(f"there is no aggregation {aggregation!r}: expected {', '.join(AGGREGATORS)}.")
     if aggregation not in getattr(cls, "aggregations", ()):
-        reason = getattr(cls, "no_aggregation", "") or "it is not defined for it"
+        reason = getattr(cls, "no_aggregation", "") or "its layers give scores, not token-to-token maps"
         raise VitrailError(f"{base}.{aggregation} does not exist: {reason}.")
     return AGGREGATORS[aggregation].of(cls)
 

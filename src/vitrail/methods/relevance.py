@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -125,9 +126,10 @@ class TransAtt(Relevance, OwnRollout):
         layers = check_layers(range(start, self.vit.num_layers), self.vit.num_layers)
         return Attribution(self.on_grid(self.rollout(self.trace(images, target, against, layers), start)))
 
-    def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: object) -> Trace:
-        found = super().trace(images, target, against, layers)  # type: ignore[arg-type]
-        relevance = trace(self.vit, images, target, against=against, rule=AlphaBeta(), keep={"G"}, layers=layers)  # type: ignore[arg-type]
+    def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: Iterable[int]) -> Trace:
+        wanted = list(layers)
+        found = super().trace(images, target, against, wanted)
+        relevance = trace(self.vit, images, target, against=against, rule=AlphaBeta(), keep={"G"}, layers=wanted)
         found.kept["R"] = relevance["G"]
         return found
 

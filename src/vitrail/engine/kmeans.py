@@ -1,0 +1,52 @@
+"""K-Means on the device: seeded, deterministic, no loop over clusters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ITERATIONS = 100
+TOLERANCE = 1e-4
+CHUNK = 2**22  # distances held at once
+
+
+def kmeans(points: Tensor, clusters: int, seed: int = 0) -> Tensor:
+    """(m, n) points → (clusters, n) centroids: Lloyd's steps from randomly drawn points, until nothing moves."""
+    draw = torch.Generator().manual_seed(seed)
+    first = torch.randperm(len(points), generator=draw)[:clusters].to(points.device)
+    return lloyd(points, points[first])
+
+
+def lloyd(points: Tensor, centroids: Tensor) -> Tensor:
+    """Assignment and mean by turns; a cluster that loses all its points restarts at the point farthest from its own."""
+    for _ in range(ITERATIONS):
+        nearest, distance = assign(points, centroids)
+        moved = means(points, nearest, len(centroids))
+        empty = (torch.bincount(nearest, minlength=len(centroids)) == 0).nonzero()[:, 0]
+        if len(empty):
+            moved[empty] = points[distance.argsort(descending=True, stable=True)[: len(empty)]]
+        movement = (moved - centroids).square().sum()
+        centroids = moved
+        if movement <= TOLERANCE:
+            break
+    return centroids
+
+
+def assign(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest centroid of each point (ties: the first) and its squared distance."""
+    step = max(1, CHUNK // len(centroids))
+    own = centroids.square().sum(1)
+    parts = [own - 2 * points[i : i + step] @ centroids.T for i in range(0, len(points), step)]
+    nearest = torch.cat([part.argmin(1) for part in parts])
+    lowest = torch.cat([part.amin(1) for part in parts])
+    return nearest, lowest + points.square().sum(1)
+
+
+def means(points: Tensor, nearest: Tensor, clusters: int) -> Tensor:
+    """The mean of each cluster's points; zero for a cluster without any."""
+    counts = torch.bincount(nearest, minlength=clusters).clamp(min=1)
+    if points.device.type == "cpu":
+        sums = torch.zeros(clusters, points.shape[1], dtype=points.dtype).index_add_(0, nearest, points)
+    else:  # scattered additions have no fixed order on CUDA: a product does
+        sums = torch.nn.functional.one_hot(nearest, clusters).to(points.dtype).T @ points
+    return sums / counts[:, None]

@@ -1,0 +1,76 @@
+"""What mask methods share: one image at a time, token maps as image masks, sums over masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.methods.base import Attribution, Method
+from vitrail.methods.layerwise import Output
+from vitrail.models.view import View
+from vitrail.models.vit import ViT
+
+Explained = tuple[Tensor, dict[str, Tensor]]
+
+
+@dataclass(kw_only=True)
+class MaskMethod(Method):
+    """A method that asks the model about many variants of one image."""
+
+    output: Output = "probability"
+
+    no_aggregation: ClassVar[str] = "a mask method has no layers"
+
+    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+        """The map of one image (1, 3, H, W) and, by name, what was measured (0-d tensors)."""
+        raise NotImplementedError
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        rivals = [None] * len(images) if against is None else list(against.split(1))
+        found = [self.explain_one(*one) for one in zip(images.split(1), target.split(1), rivals, strict=True)]
+        names = found[0][1]
+        extras = {name: torch.stack([values[name].to(images.device) for _, values in found]) for name in names}
+        return Attribution(torch.stack([one for one, _ in found]), extras)
+
+
+def sum_over_masks(
+    scores: Tensor, make: Callable[[slice], Tensor], size: tuple[int, int], chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Σ s_k M_k and Σ M_k, (H, W) each, with the masks made chunk by chunk, (m, H, W)."""
+    weighted, coverage = scores.new_zeros(size), scores.new_zeros(size)
+    for start in range(0, len(scores), chunk):
+        part = slice(start, min(start + chunk, len(scores)))
+        masks = make(part).to(scores.dtype)
+        weighted += torch.einsum("k,khw->hw", scores[part], masks)
+        coverage += masks.sum(0)
+    return weighted, coverage
+
+
+def upsampled(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """(K, h, w) → (K, H, W), bilinear."""
+    return F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+
+
+def patch_features(view: View, image: Tensor, layer: str) -> Tensor:
+    """(D, h, w): of a ViT the last first norm's output or the last attention's; of others the second-to-last stage."""
+    from vitrail.engine.trace import trace
+    from vitrail.models.hierarchical import Hierarchical
+
+    if isinstance(view, Hierarchical):
+        with torch.no_grad():
+            return view.features(image)[0]
+    assert isinstance(view, ViT)
+    name, last = {"norm1": "u", "attention": "attention_out"}[layer], view.num_layers - 1
+    found = trace(view, image, keep={name}, layers=[last])
+    return found[name][last][0, found.num_prefix :].T.unflatten(1, view.grid)
+
+
+def drawn(kind: Callable[..., Tensor], like: Tensor, part: slice, seed: int) -> Tensor:
+    """Noise shaped like ``like`` (1, …) for the masks ``part``: it depends on a mask's number, not on the chunks."""
+    generators = [torch.Generator().manual_seed(seed * 1_000_003 + index) for index in range(part.start, part.stop)]
+    return torch.stack([kind(like.shape[1:], generator=generator) for generator in generators]).to(like)

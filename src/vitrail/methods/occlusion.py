@@ -1,0 +1,278 @@
+"""Black-box rivals of TIS and ViT-CX: RISE, Occlusion, Score-CAM, and AtMan, which mutes tokens inside."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.engine.ops import Walk
+from vitrail.engine.rules import Plain, attention_scores, softmax
+from vitrail.engine.scoring import Scorer
+from vitrail.errors import VitrailError
+from vitrail.methods.base import TokenMethod
+from vitrail.methods.masking import Explained, MaskMethod, patch_features, sum_over_masks, upsampled
+from vitrail.methods.registry import method
+from vitrail.methods.vit_cx import CHANNELS, extremes
+from vitrail.models.vit import ViT
+
+Space = Literal["pixels", "tokens"]
+
+
+def needs_tokens(method: MaskMethod) -> ViT:
+    if not isinstance(method.model, ViT):
+        raise VitrailError(f'space="tokens" needs tokens, which {method.model.name} does not have: use space="pixels".')
+    return method.model
+
+
+@method(
+    "rise",
+    family="mask",
+    signed=False,
+    level="pixel",
+    needs="logits",
+    cost=(4000, 0),
+    protocols=("default", "authors", "rise", "tis"),
+    paper="Petsiuk et al. 2018",
+)
+@dataclass(kw_only=True)
+class Rise(MaskMethod):
+    """Mean of random smooth masks, weighted by the score of the image seen through them.
+
+    ``ratio``: the share of cells kept. ``space="tokens"`` removes random patches instead of darkening pixels. None
+    stands for the protocol's values: 4000 masks of 8×8 cells, half kept; "authors" and "rise": 6000, a tenth kept;
+    "tis": 4000, a tenth kept, scored by logits. Every image gets the same masks.
+    """
+
+    masks: int | None = None
+    cells: int = 8
+    ratio: float | None = None
+    output: Literal["logit", "probability"] | None = None  # type: ignore[assignment]
+    space: Space = "pixels"
+    seed: int = 0
+    protocol: Literal["default", "authors", "rise", "tis"] = "default"
+
+    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+        count = self.masks or (6000 if self.protocol in ("authors", "rise") else 4000)
+        share = self.ratio or (0.5 if self.protocol == "default" else 0.1)
+        output = self.output or ("logit" if self.protocol == "tis" else "probability")
+        if count < 1 or self.cells < 1 or not 0 < share <= 1:
+            raise VitrailError(f"masks, cells ≥ 1 and 0 < ratio ≤ 1 are needed; got {count}, {self.cells}, {share}.")
+        scorer = Scorer(self.model, target, against, output, self.info.name)
+        if self.space == "tokens":
+            return self._by_tokens(scorer, image, count, share)
+        masks = SmoothMasks(count, self.cells, share, (image.shape[-2], image.shape[-1]), self.seed)
+        scores = scorer.images(count, lambda part: image * masks(part).to(image)[:, None])
+        weighted, _ = sum_over_masks(scores, lambda part: masks(part).to(image), masks.size, CHANNELS)
+        return weighted / (count * share), {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
+
+    def _by_tokens(self, scorer: Scorer, image: Tensor, count: int, share: float) -> Explained:
+        view = needs_tokens(self)
+        patches = view.grid[0] * view.grid[1]
+        draw = torch.rand((count, patches), generator=torch.Generator().manual_seed(self.seed)).to(image.device)
+        chosen = draw < share
+        chosen[~chosen.any(1), 0] = True  # a head that pools patches needs one
+        with torch.no_grad():
+            tokens = view.embed(image)
+        scores = torch.zeros(count, dtype=torch.promote_types(image.dtype, torch.float32), device=image.device)
+        lengths = chosen.sum(1)
+        for length in lengths.unique().tolist():  # subsets of one length go together
+            rows = (lengths == length).nonzero()[:, 0]
+            keep = chosen[rows].to(torch.int8).topk(length, dim=1).indices
+            scores[rows] = scorer.subsets(tokens, keep).to(scores.dtype)
+        values = (scores @ chosen.to(scores.dtype)) / (count * share)
+        extras = {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
+        return values.unflatten(0, view.grid), extras
+
+
+class SmoothMasks:
+    """RISE's masks (m, H, W), made when they are asked for: random grids, enlarged, at random offsets."""
+
+    def __init__(self, count: int, cells: int, share: float, size: tuple[int, int], seed: int):
+        draw = torch.Generator().manual_seed(seed)
+        self.size, self.cells = size, cells
+        self.grids = (torch.rand((count, cells, cells), generator=draw) < share).double()
+        self.cell = [math.ceil(length / cells) for length in size]
+        self.offsets = [torch.randint(cell, (count,), generator=draw) for cell in self.cell]
+
+    def __call__(self, part: slice) -> Tensor:
+        rows, columns = (self._axis(axis, part) for axis in (0, 1))  # (m, H, cells), (m, W, cells)
+        return torch.einsum("mhc,mcd,mwd->mhw", rows, self.grids[part], columns)
+
+    def _axis(self, axis: int, part: slice) -> Tensor:
+        """Bilinear weights of each pixel of each mask; beyond the outer cells the grid is mirrored."""
+        whole = (self.cells + 1) * self.cell[axis]
+        pixel = torch.arange(self.size[axis]) + self.offsets[axis][part, None]
+        place = ((pixel + 0.5) * self.cells / whole - 0.5).abs()
+        place = torch.where(place > self.cells - 1, 2 * (self.cells - 1) - place, place)
+        return (1 - (place[..., None] - torch.arange(self.cells)).abs()).clamp(min=0).double()
+
+
+@method(
+    "occlusion", family="mask", signed=True, level="pixel", needs="logits", cost=(196, 0), paper="Zeiler & Fergus 2014"
+)
+@dataclass(kw_only=True)
+class Occlusion(MaskMethod):
+    """Fall of the score when a window is painted over, averaged over the windows that cover a pixel.
+
+    ``window``, ``stride``: pixels (None = 16, at most the image) or, with ``space="tokens"``, patches (None = 1), which
+    are then removed. ``baseline``: the normalised colour painted; 0 is the mean colour.
+    """
+
+    window: int | None = None
+    stride: int | None = None
+    baseline: float = 0.0
+    space: Space = "pixels"
+
+    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+        scorer = Scorer(self.model, target, against, self.output, self.info.name)
+        size = (image.shape[-2], image.shape[-1]) if self.space == "pixels" else needs_tokens(self).grid
+        window = self.window or min(1 if self.space == "tokens" else 16, *size)
+        stride = self.stride or window
+        if window < 1 or stride < 1 or window > min(size):
+            raise VitrailError(f"window and stride must be 1…{min(size)}, but got {window} and {stride}.")
+        if self.space == "tokens":
+            return self._by_tokens(scorer, image, window, stride)
+        from captum.attr import Occlusion as Captum
+
+        def score(images: Tensor) -> Tensor:
+            return scorer.score(self.model.logits(images))
+
+        shape = (image.shape[1], window, window)
+        with torch.no_grad():
+            found = Captum(score).attribute(
+                image, shape, (image.shape[1], stride, stride), self.baseline, perturbations_per_eval=16
+            )
+        return found[0].mean(0), {}
+
+    def _by_tokens(self, scorer: Scorer, image: Tensor, window: int, stride: int) -> Explained:
+        view = needs_tokens(self)
+        starts = [range(0, stride * (1 + math.ceil((n - window) / stride)), stride) for n in view.grid]
+        hidden = torch.zeros(len(starts[0]) * len(starts[1]), *view.grid, dtype=torch.bool, device=image.device)
+        for i, (top, left) in enumerate((t, l) for t in starts[0] for l in starts[1]):
+            hidden[i, top : top + window, left : left + window] = True
+        flat = hidden.flatten(1)
+        with torch.no_grad():
+            tokens = view.embed(image)
+        everything = torch.arange(flat.shape[1], device=image.device)[None]
+        full = scorer.subsets(tokens, everything)
+        drops = torch.cat([full - scorer.subsets(tokens, (~row).nonzero()[:, 0][None]) for row in flat])
+        covered = flat.to(drops.dtype)
+        return ((drops @ covered) / covered.sum(0)).unflatten(0, view.grid), {}
+
+
+@method(
+    "score_cam", family="mask", signed=False, level="pixel", needs="features", cost=(768, 0), paper="Wang et al. 2020"
+)
+@dataclass(kw_only=True)
+class ScoreCam(MaskMethod):
+    """Feature maps weighted by the score of the image seen through them.
+
+    ``variant="eq1"``: probabilities times masks (ViT-CX, equation 1). ``"library"``: pytorch-grad-cam, softmax over the
+    channels of the logits, raw features, ReLU, min–max.
+    """
+
+    layer: Literal["norm1", "attention"] = "norm1"
+    variant: Literal["eq1", "library"] = "eq1"
+
+    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+        size = (image.shape[-2], image.shape[-1])
+        features = patch_features(self.model, image, self.layer)
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        output = "logit" if self.variant == "library" else self.output
+        scorer = Scorer(self.model, target, against, output, self.info.name)
+        if self.variant == "library":
+            scores = scorer.images(len(features), lambda part: image * library_masks(features[part], size)[:, None])
+            cam = torch.einsum("d,dhw->hw", scores.to(features.dtype).softmax(0), features).clamp(min=0)
+            return library_scale(upsampled(library_scale(cam)[None], size)[0]), {"mean_score": scores.mean()}
+        low, high = extremes(features, size)
+        live = high > low
+        features, low, high = features[live], low[live], high[live]
+        coarse = (features - low[:, None, None]) / (high - low)[:, None, None]
+
+        def make(part: slice) -> Tensor:
+            return upsampled(coarse[part], size)
+
+        scores = scorer.images(len(coarse), lambda part: image * make(part)[:, None].to(image.dtype))
+        return sum_over_masks(scores, make, size, CHANNELS)[0], {"mean_score": scores.mean()}
+
+
+def library_masks(features: Tensor, size: tuple[int, int]) -> Tensor:
+    """(D, H, W): corners aligned, each map to [0, 1] with the release's 1e-8."""
+    masks = F.interpolate(features[:, None], size=size, mode="bilinear", align_corners=True)[:, 0]
+    low, high = masks.amin((1, 2), keepdim=True), masks.amax((1, 2), keepdim=True)
+    return (masks - low) / (high - low + 1e-8)
+
+
+def library_scale(cam: Tensor) -> Tensor:
+    shifted = cam - cam.min()
+    return shifted / (1e-7 + shifted.max())
+
+
+class Muted(Plain):
+    """AtMan's attention: the scores of each row from 0 up, those of each key times its factor (B, n)."""
+
+    name = "muted"
+
+    def __init__(self, factors: Tensor):
+        self.factors = factors
+
+    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+        scores = attention_scores(q, k, scale, bias)
+        scores = scores - scores.amin(-1, keepdim=True)
+        return softmax(scores * self.factors[:, None, None, -k.shape[2] :], q.dtype)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+        return self.mix(self.attend(q, k, scale, bias), v)
+
+
+@method("atman", family="mask", signed=True, cost=(196, 0), paper="Deb et al. 2023")
+@dataclass(kw_only=True)
+class AtMan(TokenMethod, MaskMethod):
+    """Rise of the cross-entropy when a patch, and the patches like it, are muted in every attention.
+
+    ``factor``: what is left of the scores of a muted patch. ``threshold``: patches whose embeddings are at least this
+    similar are muted too, by as much as they are similar; None = the patch alone.
+    """
+
+    factor: float = 0.1
+    threshold: float | None = 0.6
+
+    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+        parts, view = self.vit.architecture(), self.vit
+        with torch.no_grad():
+            tokens = view.embed(image)
+        factors = self.factors(tokens[0], view.num_prefix)
+        scorer = Scorer(view, target, None, "logit", self.info.name)
+        surprise = []
+
+        def logits(factors: Tensor) -> Tensor:
+            z = Walk(parts, Muted(factors)).encode(tokens.expand(len(factors), -1, -1))
+            surprise.append(-self.log_probability(z, target, against))
+            return z
+
+        scorer.run(1, tokens.shape[1] * 4, lambda _: logits(torch.ones_like(factors[:1])))
+        scorer.run(len(factors), tokens.shape[1] * 4, lambda part: logits(factors[part]))
+        return (torch.cat(surprise[1:]) - surprise[0]).unflatten(0, view.grid), {}
+
+    def log_probability(self, logits: Tensor, target: Tensor, against: Tensor | None) -> Tensor:
+        """log p of the class, minus that of the class it is opposed to."""
+        scores = self.model.class_scores(logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits)
+        single = self.model.output == "sigmoid" or logits.shape[1] == 1
+        logs = F.logsigmoid(scores) if single else scores.log_softmax(1)
+        return logs[:, int(target)] - (0 if against is None else logs[:, int(against)])
+
+    def factors(self, tokens: Tensor, prefix: int) -> Tensor:
+        """(N, n): the factor of each key when a patch is muted."""
+        patches = tokens[prefix:]
+        others = torch.ones(len(patches), len(patches), dtype=tokens.dtype, device=tokens.device)
+        if self.threshold is not None:
+            unit = F.normalize(patches, dim=-1)
+            cosine = unit @ unit.T
+            near = cosine >= max(self.threshold, 0.0)
+            others = torch.where(near, (1 - self.factor) * (1 - cosine) + self.factor, others)
+        return F.pad(others.fill_diagonal_(self.factor), (prefix, 0), value=1.0)

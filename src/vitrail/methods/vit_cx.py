@@ -1,0 +1,158 @@
+"""ViT-CX: causal explanation by clustered feature masks (Xie et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.engine.scoring import Scorer
+from vitrail.errors import VitrailError
+from vitrail.methods.masking import Explained, MaskMethod, drawn, patch_features, sum_over_masks, upsampled
+from vitrail.methods.registry import method
+from vitrail.models.vit import ViT
+
+CHANNELS = 64  # feature maps held at image size at once
+RANDOM_MASKS = 5000  # of the paper's variant 2
+
+
+@method(
+    "vit_cx",
+    family="mask",
+    signed=False,
+    level="pixel",
+    needs="features",
+    cost=(130, 0),
+    protocols=("default", "authors", "vit_cx"),
+    paper="ViT-CX",
+)
+@dataclass(kw_only=True)
+class VitCx(MaskMethod):
+    """Clusters of feature maps as masks, each scored by what it keeps and freed of the effect of its own artefacts.
+
+    ``delta``: merge maps nearer than this (cosine distance; None = 0.1, for hierarchical models 0.05). ``sigma``:
+    deviation of the noise outside a mask. The paper's variants: 1 ``cluster=False``; 2 ``source="random"``; 3
+    ``debias=False``; 4 ``pcb=False``; 5 both. ``protocol="authors"`` stretches cluster masks to [0, 1] again and
+    divides by their number.
+    """
+
+    layer: Literal["norm1", "attention"] = "norm1"
+    delta: float | None = None
+    sigma: float = 0.1
+    linkage: Literal["complete", "average", "single"] = "complete"
+    cluster: bool = True
+    source: Literal["features", "random"] = "features"
+    debias: bool = True
+    pcb: bool = True
+    seed: int = 0
+    protocol: Literal["default", "authors", "vit_cx"] = "default"
+
+    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+        size = (image.shape[-2], image.shape[-1])
+        coarse, stretch, shift, similarity = self.masks(image, size)
+        scorer = Scorer(self.model, target, against, self.output, self.info.name)
+
+        def make(part: slice) -> Tensor:
+            return upsampled(coarse[part], size) * stretch[part, None, None] + shift[part, None, None]
+
+        scores = self.scores(scorer, image, make, len(coarse))
+        weighted, coverage = sum_over_masks(scores, make, size, CHANNELS)
+        extras = {"masks": scores.new_tensor(len(scores)), "mask_similarity": similarity, "mean_score": scores.mean()}
+        if not self.pcb:
+            return weighted / len(scores), extras
+        values = torch.where(coverage > 0, weighted / torch.where(coverage > 0, coverage, 1), 0)
+        return values / (len(scores) if self.protocol == "authors" else 1), extras
+
+    def masks(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Masks as ``stretch · upsampled(coarse) + shift``: (K, h, w), (K,), (K,), and their mean cosine similarity."""
+        if self.source == "random":
+            coarse = self.random_grids(image)
+            one = torch.ones(len(coarse), dtype=coarse.dtype, device=coarse.device)
+            return coarse, one, 0 * one, one.mean()
+        features = patch_features(self.model, image, self.layer)
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        low, high = extremes(features, size)
+        live = high > low  # a constant channel masks nothing
+        if not live.any():
+            raise VitrailError(f"all feature maps of {self.model.name} are constant on this image: there is no mask.")
+        features, low, high = features[live], low[live], high[live]
+        stretch, shift = 1 / (high - low), -low / (high - low)
+        similarity = cosine(features, stretch, shift, size)
+        coarse = features * stretch[:, None, None] + shift[:, None, None]  # bilinear weights sum to 1: the same masks
+        labels = self.clusters(similarity)
+        coarse = torch.stack([coarse[labels == label].mean(0) for label in range(int(labels.max()) + 1)])
+        one = torch.ones(len(coarse), dtype=coarse.dtype, device=coarse.device)
+        if self.protocol != "authors":
+            return coarse, one, 0 * one, similarity.mean()
+        low, high = extremes(coarse, size)
+        span = torch.where(high > low, high - low, torch.ones_like(low))
+        return coarse, 1 / span, -low / span, similarity.mean()
+
+    def clusters(self, similarity: Tensor) -> Tensor:
+        """(D,): the cluster of each map; merged only while the linkage distance stays below delta."""
+        from scipy.cluster.hierarchy import fcluster, linkage
+        from scipy.spatial.distance import squareform
+
+        count = len(similarity)
+        if not self.cluster or count == 1:
+            return torch.arange(count, device=similarity.device)
+        delta = self.delta if self.delta is not None else 0.1 if isinstance(self.model, ViT) else 0.05
+        if delta < 0:
+            raise VitrailError(f"delta must be at least 0, but got {delta}.")
+        distance = (1 - similarity.double().cpu().numpy()).clip(min=0)
+        np.fill_diagonal(distance, 0)
+        tree = linkage(squareform((distance + distance.T) / 2, checks=False), self.linkage)
+        labels = fcluster(tree, np.nextafter(delta, -1), criterion="distance")
+        return torch.from_numpy(labels.astype(np.int64) - 1).to(similarity.device)
+
+    def random_grids(self, image: Tensor) -> Tensor:
+        """Random binary grids of the size of the feature maps, half of the cells kept."""
+        rows, columns = patch_features(self.model, image, self.layer).shape[1:]
+        draw = torch.Generator().manual_seed(self.seed)
+        return (torch.rand((RANDOM_MASKS, rows, columns), generator=draw) < 0.5).to(image)
+
+    def scores(self, scorer: Scorer, image: Tensor, make: Callable[[slice], Tensor], count: int) -> Tensor:
+        """s_k = p(x⊙M + ε) − p(x + ε) + p(x) with ε = (1−M)⊙Z_k, the same noise in both; or p(x⊙M) alone."""
+
+        def kept(part: slice) -> Tensor:
+            return image * make(part)[:, None].to(image.dtype)
+
+        if not self.debias:
+            return scorer.images(count, kept)
+
+        def outside(part: slice) -> Tensor:
+            noise = self.sigma * drawn(torch.randn, image, part, self.seed)
+            return (1 - make(part)[:, None].to(image.dtype)) * noise
+
+        masked = scorer.images(count, lambda part: kept(part) + outside(part))
+        disturbed = scorer.images(count, lambda part: image + outside(part))
+        return masked - disturbed + scorer.images(1, lambda _: image)
+
+
+def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The smallest and largest value of each map (D, h, w) at image size, a few maps at a time."""
+    parts = [upsampled(maps[i : i + CHANNELS], size) for i in range(0, len(maps), CHANNELS)]
+    return torch.cat([p.amin((1, 2)) for p in parts]), torch.cat([p.amax((1, 2)) for p in parts])
+
+
+def cosine(maps: Tensor, stretch: Tensor, shift: Tensor, size: tuple[int, int]) -> Tensor:
+    """(D, D): cosine similarity of ``stretch · U m + shift`` at image size, computed on the grid: UᵀU is small."""
+    flat = maps.flatten(1)  # (D, N)
+    rows, columns = (bilinear(n, m).to(flat) for n, m in zip(maps.shape[1:], size, strict=True))
+    gram = torch.kron(rows.T @ rows, columns.T @ columns)  # UᵀU (N, N)
+    sums = torch.kron(rows.sum(0), columns.sum(0))  # Uᵀ1 (N,)
+    scaled = flat * stretch[:, None]
+    cross = (scaled @ sums)[:, None] * shift[None]
+    inner = scaled @ gram @ scaled.T + cross + cross.T + size[0] * size[1] * shift[:, None] * shift[None]
+    length = inner.diagonal().clamp(min=0).sqrt()
+    return inner / (length[:, None] * length[None]).clamp(min=torch.finfo(flat.dtype).tiny)
+
+
+def bilinear(cells: int, pixels: int) -> Tensor:
+    """(pixels, cells): the matrix of one axis of a bilinear enlargement."""
+    eye = torch.eye(cells, dtype=torch.float64)[None]
+    return torch.nn.functional.interpolate(eye, size=pixels, mode="linear", align_corners=False)[0].T

@@ -1,0 +1,293 @@
+"""Mask methods against their literal oracles, given the same randomness, and what their papers promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.families import FAMILIES, HIERARCHICAL
+from tests.helpers import DOUBLE, batch, refusals, relative, viewed
+from tests.oracles import atman, occlusion, rise, score_cam, tis, vit_cx
+from torch import Tensor
+
+from vitrail import VitrailError
+from vitrail.engine.kmeans import assign, kmeans, lloyd
+from vitrail.engine.scoring import Scorer
+from vitrail.methods.masking import drawn, patch_features
+from vitrail.methods.occlusion import SmoothMasks
+from vitrail.methods.registry import build_method
+from vitrail.methods.tis import Tis, mean_score
+from vitrail.methods.vit_cx import VitCx, cosine, extremes
+from vitrail.models.view import View
+
+TARGET = 3
+SOME = ["timm_vit", "timm_vit_avg", "timm_deit_distilled", "timm_dinov3", "timm_siglip", "timm_beit", "hf_dinov2"]
+
+
+def scorer(view: View, output: str = "probability") -> Callable[[Tensor], Tensor]:
+    target = torch.tensor([TARGET])
+    return lambda images: view.score(view.logits(images), target.expand(len(images)), None, output).detach()
+
+
+def explained(name: str, method: str, **params: object) -> Tensor:
+    return build_method(method, viewed(name)[2], **params).attribute(batch(name, 1), TARGET)[0]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tis_with_every_channel_as_a_mask(name: str) -> None:
+    family, module, _ = viewed(name)
+    image = batch(name, 1)
+    points = tis.features(family, module, image)
+    masks = tis.all_masks(points, [0.5, 0.3])
+    expected = tis.tis_map(masks, tis.scores(family, module, image, masks, TARGET, "probability"))
+    found = explained(name, "tis", masks=10**6, ratio=(0.5, 0.3))
+    assert relative(found.flatten(), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_tis_with_the_same_centroids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, module, view = viewed(name)
+    image = batch(name, 1)
+    centroids = Tis(view, masks=7).centroids(image)
+    assert centroids.shape == (7, family.patches)
+    masks = tis.all_masks(centroids, [0.5])
+    for output in ("probability", "logit"):
+        expected = tis.tis_map(masks, tis.scores(family, module, image, masks, TARGET, output))
+        assert relative(explained(name, "tis", masks=7, output=output).flatten(), expected) < 1e-5
+    noises = drawn(torch.rand, image, slice(0, 7), 0)
+    expected = tis.tis_map(masks, tis.pixel_scores(family, module, image, masks, noises, TARGET))
+    assert relative(explained(name, "tis", masks=7, space="pixels").flatten(), expected) < 1e-5
+
+
+def test_kmeans_is_the_literal_one() -> None:
+    family, module, _ = viewed("timm_vit")
+    points = tis.features(family, module, batch("timm_vit", 1))
+    first = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:9]]
+    assert relative(kmeans(points, 9, seed=0), tis.kmeans(points, first)) < 1e-9
+    assert torch.equal(kmeans(points, 9, seed=0), kmeans(points, 9, seed=0))
+    assert not torch.equal(kmeans(points, 9, seed=0), kmeans(points, 9, seed=1))
+
+
+def test_no_cluster_stays_empty() -> None:
+    points = torch.cat([torch.zeros(5, 2), torch.ones(5, 2), torch.full((1, 2), 9.0)]).double()
+    centroids = lloyd(points, torch.zeros(3, 2, dtype=DOUBLE))  # two of three start empty
+    nearest, _ = assign(points, centroids)
+    assert len(nearest.unique()) == 3
+
+
+def test_identities_of_the_mean_score() -> None:
+    draw = torch.Generator().manual_seed(0)
+    chosen = (torch.rand(40, 9, generator=draw) < 0.5).double()
+    scores = torch.rand(40, generator=draw).double()
+    values, coverage = mean_score(chosen, scores)
+    assert (values >= scores.min()).all()
+    assert (values <= scores.max()).all()
+    assert torch.allclose((coverage * values).sum(), (chosen.sum(1) * scores).sum())
+    twice, _ = mean_score(torch.cat([chosen, chosen]), torch.cat([scores, scores]))
+    order = torch.randperm(40, generator=draw)
+    shuffled, _ = mean_score(chosen[order], scores[order])
+    affine, _ = mean_score(chosen, 2 * scores + 1)
+    assert torch.allclose(twice, values)
+    assert torch.allclose(shuffled, values)
+    assert torch.allclose(affine, 2 * values + 1)
+    bare, _ = mean_score(chosen * torch.tensor([0.0] + [1.0] * 8), scores)
+    assert torch.allclose(bare[0], scores.mean()), "a token in no mask gets the mean score"
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_all_patches_kept_gives_the_probability_everywhere(name: str) -> None:
+    view = viewed(name)[2]
+    found = explained(name, "tis", masks=5, ratio=1.0)
+    probability = view.probabilities(view.logits(batch(name, 1)))[0, TARGET].detach()
+    assert torch.allclose(found, probability.expand_as(found), atol=1e-9)
+
+
+def test_tis_peaks_at_the_token_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that only looks whether patch 5 is there."""
+    monkeypatch.setattr(Scorer, "subsets", lambda self, tokens, keep: (keep == 5).any(1).double())
+    found = explained("timm_vit", "tis", masks=10**6)
+    assert int(found.argmax()) == 5
+    assert found.max() == 1
+
+
+@pytest.mark.parametrize("name", HIERARCHICAL)
+def test_vit_cx_on_hierarchical_features(name: str) -> None:
+    view, image = viewed(name)[2], batch(name, 1)
+    features = view.features(image)[0].detach()
+    masks = vit_cx.masks_of(features, view.size, 0.05)
+    plain = vit_cx.scores(scorer(view), image, masks, torch.zeros(len(masks), *image.shape[1:], dtype=DOUBLE))
+    found = build_method("vit_cx", view, sigma=0.0).explain(image, TARGET)
+    assert int(found.extras["masks"]) == len(masks)
+    assert relative(found.map[0], vit_cx.saliency(masks, plain)) < 1e-5
+
+
+@pytest.mark.parametrize("layer", ["norm1", "attention"])
+@pytest.mark.parametrize("name", SOME)
+def test_vit_cx_without_noise_is_exact(name: str, layer: str) -> None:
+    view, image = viewed(name)[2], batch(name, 1)
+    features = patch_features(view, image, layer)
+    for delta in (0.02, 0.1):
+        masks = vit_cx.masks_of(features, view.size, delta)
+        found = build_method("vit_cx", view, delta=delta, sigma=0.0, layer=layer).attribute(image, TARGET)[0]
+        plain = vit_cx.scores(scorer(view), image, masks, torch.zeros(len(masks), *image.shape[1:], dtype=DOUBLE))
+        assert relative(found, vit_cx.saliency(masks, plain)) < 1e-5
+    whole = vit_cx.masks_of(features, view.size, 0.1, "authors")
+    published = build_method("vit_cx", view, sigma=0.0, layer=layer, protocol="authors").attribute(image, TARGET)[0]
+    plain = vit_cx.scores(scorer(view), image, whole, torch.zeros(len(whole), *image.shape[1:], dtype=DOUBLE))
+    assert relative(published, vit_cx.saliency(whole, plain, authors=True)) < 1e-5
+
+
+def test_vit_cx_by_hand_with_its_own_masks_and_noise() -> None:
+    """s_k = p(x⊙M + ε) − p(x + ε) + p(x), the same ε in both terms."""
+    view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
+    method = VitCx(view, delta=0.05)
+    coarse, stretch, shift, _ = method.masks(image, view.size)
+    masks = F.interpolate(coarse[:, None], size=view.size, mode="bilinear")[:, 0] * stretch[:, None, None]
+    masks = masks + shift[:, None, None]
+    noises = 0.1 * drawn(torch.randn, image, slice(0, len(masks)), 0)
+    scores = vit_cx.scores(scorer(view), image, masks, noises)
+    assert relative(method.attribute(image, TARGET)[0], vit_cx.saliency(masks, scores)) < 1e-5
+    unbiased = VitCx(view, delta=0.05, pcb=False).attribute(image, TARGET)[0]
+    assert relative(unbiased * len(masks), vit_cx.saliency(masks, scores, pcb=False)) < 1e-5
+
+
+def test_fewer_masks_for_a_larger_delta() -> None:
+    view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
+    methods = [build_method("vit_cx", view, delta=delta) for delta in (0.0, 0.02, 0.05, 0.1, 0.3, 1.0, 2.0)]
+    counts = [int(method.explain(image, 0).extras["masks"]) for method in methods]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 32
+    assert counts[-1] == 1
+
+
+def test_mask_similarities_on_the_grid_are_those_at_image_size() -> None:
+    view = viewed("timm_vit_not_square")[2]
+    features = patch_features(view, batch("timm_vit_not_square", 1), "norm1")
+    low, high = extremes(features, view.size)
+    found = cosine(features, 1 / (high - low), -low / (high - low), view.size)
+    expected = 1 - vit_cx.cosine_distances(vit_cx.feature_masks(features, view.size))
+    assert (found - expected).abs().max() < 1e-9
+
+
+def test_variants_of_the_paper_run_and_differ() -> None:
+    view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
+    maps = [build_method("vit_cx", view, **params).attribute(image, 0) for params in (
+        {}, {"cluster": False}, {"debias": False}, {"pcb": False}, {"debias": False, "pcb": False},
+    )]  # fmt: skip
+    for i, one in enumerate(maps):
+        assert one.isfinite().all()
+        assert all(not torch.allclose(one, other) for other in maps[:i])
+
+
+def test_rise_masks_are_the_literal_ones() -> None:
+    masks = SmoothMasks(4, 5, 0.4, (24, 32), seed=3)
+    for i, found in enumerate(masks(slice(0, 4))):
+        offset = (int(masks.offsets[0][i]), int(masks.offsets[1][i]))
+        assert (found - rise.rise_mask(masks.grids[i], offset, (24, 32))).abs().max() < 1e-6
+    many = SmoothMasks(400, 7, 0.3, (28, 28), seed=0)
+    assert abs(float(many(slice(0, 400)).mean()) - 0.3) < 0.02
+    assert torch.equal(many(slice(7, 9)), many(slice(0, 20))[7:9]), "a mask does not depend on its chunk"
+
+
+@pytest.mark.parametrize("name", [*SOME, "timm_swin", "hf_swinv2"])
+def test_rise_is_its_literal_definition(name: str) -> None:
+    view, image = viewed(name)[2], batch(name, 1)
+    masks = SmoothMasks(6, 4, 0.5, view.size, seed=0)(slice(0, 6))
+    for output in ("probability", "logit"):
+        expected = rise.rise_map(scorer(view, output), image, masks.to(DOUBLE), 0.5)
+        found = build_method("rise", view, masks=6, cells=4, output=output).attribute(image, TARGET)[0]
+        assert relative(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_rise_by_tokens(name: str) -> None:
+    family, module, _ = viewed(name)
+    image = batch(name, 1)
+    masks = torch.rand((9, family.patches), generator=torch.Generator().manual_seed(0)) < 0.5
+    expected = rise.token_rise(family, module, image, masks, 0.5, TARGET)
+    assert relative(explained(name, "rise", masks=9, space="tokens"), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", [*SOME, "torchvision_swin"])
+def test_occlusion_is_its_literal_definition(name: str) -> None:
+    view, image = viewed(name)[2], batch(name, 1)
+    for window, stride, baseline in ((8, 8, 0.0), (10, 7, 0.3)):
+        expected = occlusion.occlusion_map(scorer(view), image, (window, window), (stride, stride), baseline)
+        method = build_method("occlusion", view, window=window, stride=stride, baseline=baseline)
+        assert relative(method.attribute(image, TARGET)[0], expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_occlusion_by_tokens(name: str) -> None:
+    family, module, _ = viewed(name)
+    image = batch(name, 1)
+    for window, stride in ((1, 1), (2, 1)):
+        expected = occlusion.token_occlusion(family, module, image, (window, window), (stride, stride), TARGET)
+        assert relative(explained(name, "occlusion", window=window, stride=stride, space="tokens"), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", [*SOME, "timm_swin", "torchvision_swinv2", "hf_swin"])
+def test_score_cam_is_its_literal_definition(name: str) -> None:
+    view, image = viewed(name)[2], batch(name, 1)
+    features = patch_features(view, image, "norm1")
+    expected = score_cam.eq1(scorer(view), image, features)
+    assert relative(build_method("score_cam", view).attribute(image, TARGET)[0], expected) < 1e-5
+    expected = score_cam.library(scorer(view, "logit"), image, features)
+    found = build_method("score_cam", view, variant="library").attribute(image, TARGET)[0]
+    assert float((found - expected).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_atman_is_its_literal_definition(name: str) -> None:
+    family, module, _ = viewed(name)
+    image = batch(name, 1)
+    for factor, threshold in ((0.1, 0.6), (0.3, None), (0.05, 0.1)):
+        expected = atman.atman(family, module, image, TARGET, factor, threshold)
+        assert relative(explained(name, "atman", factor=factor, threshold=threshold), expected) < 1e-5
+    assert explained(name, "atman", factor=1.0, threshold=None).abs().max() < 1e-9
+
+
+def test_chunks_do_not_change_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method, params in (("tis", {"masks": 20}), ("vit_cx", {}), ("rise", {"masks": 20}), ("atman", {})):
+        whole = explained("timm_vit", method, **params)
+        monkeypatch.setattr("vitrail.engine.scoring.CPU_CHUNK", 3)
+        assert relative(explained("timm_vit", method, **params), whole) < 1e-9
+        monkeypatch.undo()
+
+
+def test_running_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = viewed("timm_vit")[2]
+    asked: list[int] = []
+
+    def make(part: slice) -> Tensor:
+        asked.append(part.stop - part.start)
+        if asked[-1] > 5:
+            raise torch.OutOfMemoryError
+        return torch.stack([torch.full((3, *view.size), float(i), dtype=DOUBLE) for i in range(part.start, part.stop)])
+
+    scoring = Scorer(view, torch.tensor([0]))
+    found = scoring.images(40, make)
+    assert max(asked) > 5 >= scoring.chunk
+    assert len(found) == 40
+    monkeypatch.setattr("vitrail.engine.scoring.CPU_CHUNK", 1)
+    assert relative(found, Scorer(view, torch.tensor([0])).images(40, make)) < 1e-9
+
+
+def test_wrong_parameters_are_told() -> None:
+    view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
+    swin = viewed("timm_swin")[2]
+    for call, message in (
+        (lambda: build_method("tis", view, ratio=0.0).attribute(image), "ratio"),
+        (lambda: build_method("tis", view, ratio=1.5).attribute(image), "ratio"),
+        (lambda: build_method("tis", view, masks=0).attribute(image), "masks"),
+        (lambda: build_method("vit_cx", view, delta=-1.0).attribute(image), "delta"),
+        (lambda: build_method("rise", view, ratio=2.0).attribute(image), "ratio"),
+        (lambda: build_method("occlusion", view, window=999).attribute(image), "window"),
+        (lambda: build_method("tis", swin), "no fixed tokens"),
+        (lambda: build_method("rise", swin, space="tokens", masks=2).attribute(batch("timm_swin", 1)), "needs tokens"),
+    ):
+        with pytest.raises(VitrailError, match=message):
+            call()
+    assert ("tis", "hierarchical") in refusals()
