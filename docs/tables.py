@@ -11,7 +11,7 @@ from vitrail.methods.base import MethodInfo
 from vitrail.methods.registry import ALIASES
 
 PAGE = Path(__file__).parent / "methods" / "index.md"
-PAGES = {"gradient": "gradients", "cam": "cams"}  # families whose page has another name
+PAGES = {"gradient": "gradients", "cam": "cams", "mask": "masks"}  # families whose page has another name
 ORDER = ("decomposition", "gradient", "relevance", "transformation", "markov", "cam", "attention", "control")
 SIGNED = {True: "yes", False: "no", None: "if any value is below 0"}
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
 from tests.helpers import DOUBLE, batch, refusals, relative, viewed
-from tests.oracles import atman, occlusion, rise, score_cam, tis, vit_cx
+from tests.oracles import atman, hsic, occlusion, rise, score_cam, shapley, tis, vit_cx
 from torch import Tensor
 
 from vitrail import VitrailError
@@ -18,6 +18,7 @@ from vitrail.engine.scoring import Scorer
 from vitrail.methods.masking import drawn, patch_features
 from vitrail.methods.occlusion import SmoothMasks
 from vitrail.methods.registry import build_method
+from vitrail.methods.surrogate import coalitions, dependence, shapley_fit
 from vitrail.methods.tis import Tis, mean_score
 from vitrail.methods.vit_cx import VitCx, cosine, extremes
 from vitrail.models.view import View
@@ -247,6 +248,67 @@ def test_atman_is_its_literal_definition(name: str) -> None:
         expected = atman.atman(family, module, image, TARGET, factor, threshold)
         assert relative(explained(name, "atman", factor=factor, threshold=threshold), expected) < 1e-5
     assert explained(name, "atman", factor=1.0, threshold=None).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("space", ["pixels", "tokens"])
+@pytest.mark.parametrize("name", SOME)
+def test_fits_are_the_literal_least_squares(name: str, space: str) -> None:
+    view, image, target = viewed(name)[2], batch(name, 1), torch.tensor([TARGET])
+    players = view.grid[0] * view.grid[1]
+    fit = build_method("lime", view, samples=60, sigma=0.4, ridge=0.5, space=space)
+    present = torch.rand((60, players), generator=torch.Generator().manual_seed(0)) < 0.5
+    scores = fit.scores(fit.scorer(target, None), image, present)
+    expected, _ = shapley.lime(present, scores, 0.4, 0.5)
+    assert relative(fit.attribute(image, TARGET)[0].flatten(), expected) < 1e-6
+    fit = build_method("kernel_shap", view, samples=200, space=space)
+    present = coalitions(200, players, 0)
+    scores = fit.scores(fit.scorer(target, None), image, present)
+    empty, full = fit.scores(fit.scorer(target, None), image, torch.tensor([[False] * players, [True] * players]))
+    expected = shapley.kernel_shap(present, scores, float(empty), float(full), torch.ones(200))
+    found = fit.explain(image, TARGET)
+    assert relative(found.map[0].flatten(), expected) < 1e-6
+    assert float(found.extras["completeness_gap"]) < 1e-9
+    fit = build_method("hsic", view, samples=40, cells=None, space=space)
+    present = torch.quasirandom.SobolEngine(players, scramble=True, seed=0).draw(40) < 0.5
+    scores = fit.scores(fit.scorer(target, None), image, present)
+    assert relative(fit.attribute(image, TARGET)[0].flatten(), hsic.hsic(present.double(), scores)) < 1e-6
+
+
+def test_kernel_shap_of_all_coalitions_is_exact() -> None:
+    """Efficiency, symmetry, dummy: a game of six players, two alike, one without effect."""
+
+    def value(row: Tensor) -> float:
+        a, b, c, d, e, _ = row.double().tolist()
+        return 2 * a + 3 * b * c + d * e + a * d * e
+
+    every = shapley.subsets(6)[1:-1]
+    sizes = every.sum(1)
+    copies = [round(6000 * shapley.shapley_kernel(6, int(s))) for s in sizes]
+    present = every.repeat_interleave(torch.tensor(copies), dim=0)
+    scores = torch.tensor([value(row) for row in present], dtype=DOUBLE)
+    full = torch.tensor(value(torch.ones(6)), dtype=DOUBLE)
+    found = shapley_fit(present, scores, torch.tensor(0.0, dtype=DOUBLE), full)
+    assert (found - shapley.exact(value, 6)).abs().max() < 1e-3
+    assert abs(float(found[5])) < 1e-3
+    assert torch.allclose(found[3], found[4], atol=1e-3)
+    assert torch.allclose(found.sum(), full)
+
+
+def test_coalitions_come_in_opposite_pairs_with_kernel_sizes() -> None:
+    drawn_sets = coalitions(4000, 8, 0)
+    assert torch.equal(drawn_sets[0::2], ~drawn_sets[1::2])
+    sizes = torch.bincount(drawn_sets.sum(1), minlength=9)[1:8] / 4000
+    odds = torch.tensor([1 / (s * (8 - s)) for s in range(1, 8)])
+    assert (sizes - odds / odds.sum()).abs().max() < 0.03
+
+
+def test_a_dead_cell_has_no_dependence() -> None:
+    present = torch.quasirandom.SobolEngine(6, scramble=True, seed=1).draw(512) < 0.5
+    scores = present[:, 0].double() + 0.5 * present[:, 1].double() + 0.2
+    found = dependence(present, scores)
+    assert int(found.argmax()) == 0
+    assert found[2:].max() < 0.02 * found[0]
+    assert dependence(present, torch.zeros(512).double()).abs().max() < 1e-12
 
 
 def test_chunks_do_not_change_scores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from vitrail.methods.registry import build_method, get_method, list_methods, sup
 
 TARGET = torch.tensor([0, 3, 1])
 ROWS = torch.arange(3)
-QUICK = {"steps": 4, "samples": 2, "masks": 12}
+QUICK = {"steps": 4, "samples": 8, "masks": 12}
 LAYERWISE = ("decompx", "input_x_gradient", "raw_attention")
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.engine.scoring import Scorer
 from vitrail.methods.base import Attribution, Method
 from vitrail.methods.layerwise import Output
 from vitrail.models.view import View
@@ -74,3 +75,22 @@ def drawn(kind: Callable[..., Tensor], like: Tensor, part: slice, seed: int) -> 
     """Noise shaped like ``like`` (1, …) for the masks ``part``: it depends on a mask's number, not on the chunks."""
     generators = [torch.Generator().manual_seed(seed * 1_000_003 + index) for index in range(part.start, part.stop)]
     return torch.stack([kind(like.shape[1:], generator=generator) for generator in generators]).to(like)
+
+
+def score_token_sets(scorer: Scorer, view: ViT, image: Tensor, present: Tensor) -> Tensor:
+    """(M,): the scores with only the patches of each set (M, N) present; sets of one size go together.
+
+    Nothing present is the prefix tokens alone or, where the head pools patches, the mean-colour image.
+    """
+    with torch.no_grad():
+        tokens = view.embed(image)
+    scores = torch.zeros(len(present), dtype=torch.promote_types(image.dtype, torch.float32), device=image.device)
+    sizes = present.sum(1)
+    for size in sizes.unique().tolist():
+        rows = (sizes == size).nonzero()[:, 0]
+        if size == 0 and view.pools_patches:
+            scores[rows] = scorer.images(1, lambda _: torch.zeros_like(image)).to(scores.dtype)
+            continue
+        keep = present[rows].to(torch.int8).topk(size, dim=1).indices
+        scores[rows] = scorer.subsets(tokens, keep).to(scores.dtype)
+    return scores

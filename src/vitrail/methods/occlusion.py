@@ -15,7 +15,14 @@ from vitrail.engine.rules import Plain, attention_scores, softmax
 from vitrail.engine.scoring import Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
-from vitrail.methods.masking import Explained, MaskMethod, patch_features, sum_over_masks, upsampled
+from vitrail.methods.masking import (
+    Explained,
+    MaskMethod,
+    patch_features,
+    score_token_sets,
+    sum_over_masks,
+    upsampled,
+)
 from vitrail.methods.registry import method
 from vitrail.methods.vit_cx import CHANNELS, extremes
 from vitrail.models.vit import ViT
@@ -75,15 +82,7 @@ class Rise(MaskMethod):
         patches = view.grid[0] * view.grid[1]
         draw = torch.rand((count, patches), generator=torch.Generator().manual_seed(self.seed)).to(image.device)
         chosen = draw < share
-        chosen[~chosen.any(1), 0] = True  # a head that pools patches needs one
-        with torch.no_grad():
-            tokens = view.embed(image)
-        scores = torch.zeros(count, dtype=torch.promote_types(image.dtype, torch.float32), device=image.device)
-        lengths = chosen.sum(1)
-        for length in lengths.unique().tolist():  # subsets of one length go together
-            rows = (lengths == length).nonzero()[:, 0]
-            keep = chosen[rows].to(torch.int8).topk(length, dim=1).indices
-            scores[rows] = scorer.subsets(tokens, keep).to(scores.dtype)
+        scores = score_token_sets(scorer, view, image, chosen)
         values = (scores @ chosen.to(scores.dtype)) / (count * share)
         extras = {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
         return values.unflatten(0, view.grid), extras
@@ -156,11 +155,9 @@ class Occlusion(MaskMethod):
         for i, (top, left) in enumerate((t, l) for t in starts[0] for l in starts[1]):
             hidden[i, top : top + window, left : left + window] = True
         flat = hidden.flatten(1)
-        with torch.no_grad():
-            tokens = view.embed(image)
-        everything = torch.arange(flat.shape[1], device=image.device)[None]
-        full = scorer.subsets(tokens, everything)
-        drops = torch.cat([full - scorer.subsets(tokens, (~row).nonzero()[:, 0][None]) for row in flat])
+        sets = torch.cat([torch.ones_like(flat[:1]), ~flat])
+        scores = score_token_sets(scorer, view, image, sets)
+        drops = scores[0] - scores[1:]
         covered = flat.to(drops.dtype)
         return ((drops @ covered) / covered.sum(0)).unflatten(0, view.grid), {}
 

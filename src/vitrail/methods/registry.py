@@ -29,6 +29,7 @@ MODULES = (
     "tis",
     "vit_cx",
     "occlusion",
+    "surrogate",
     "control",
 )
 
