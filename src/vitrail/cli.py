@@ -156,7 +156,12 @@ def methods(
     """List the methods; with --model, which of them it supports and why not the others."""
     from vitrail.commands.listing import describe_methods, show
 
-    show(describe_methods(pattern, model), as_json, f"methods that fit {pattern!r}")
+    rows = describe_methods(pattern, model)
+    bare = [row for row in rows if "." not in row["name"]]
+    if as_json or "." in pattern or not bare:
+        show(rows, as_json, f"methods that fit {pattern!r}")
+    else:
+        show(bare, as_json, f"methods that fit {pattern!r}; their sums over layers: vitrail methods '{pattern}.*'")
 
 
 def split(given: list[str] | None) -> list[str]:

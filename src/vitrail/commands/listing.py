@@ -17,6 +17,8 @@ from vitrail.models import embedded
 from vitrail.models.names import kind_of_view
 from vitrail.models.view import View
 
+HEADERS = {"class-specific": "class"}
+
 
 def list_models(pattern: str) -> list[dict[str, Any]]:
     """Embedded models and supported timm names, with the tag, classes and input size of their default weights."""
@@ -100,11 +102,11 @@ def show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))  # noqa: T201
         return
-    hidden = {"summary", "parameters", "level"}
+    hidden = {"summary", "parameters"}
     if "supported" in rows[0]:  # the reason needs the room
-        hidden |= {"class-specific", "cost", "paper"}
+        hidden |= {"class-specific", "level", "cost", "paper"}
     columns = [name for name in rows[0] if name not in hidden]
-    headers = [Column(name, no_wrap=name != columns[-1]) for name in columns]
+    headers = [Column(HEADERS.get(name, name), no_wrap=name != columns[-1]) for name in columns]
     title = escape(f"{len(rows)} {title}")
     table = Table(*headers, title=title, box=None, header_style="dim", title_justify="left")
     for row in rows:

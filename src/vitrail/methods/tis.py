@@ -45,7 +45,7 @@ class Tis(TokenMethod, MaskMethod):
             scores = torch.cat([scorer.subsets(tokens, keep) for keep in kept])
         else:
             scores = torch.cat([self.painted(scorer, image, keep) for keep in kept])
-        chosen = torch.cat([F.one_hot(keep, patches).sum(1) for keep in kept]).to(scores.dtype)  # (M, N)
+        chosen = torch.cat([indicator(keep, patches, scores.dtype) for keep in kept])  # (M, N)
         values, coverage = mean_score(chosen, scores)
         values = values.unflatten(0, self.vit.grid)
         least = coverage.min()
@@ -75,11 +75,16 @@ class Tis(TokenMethod, MaskMethod):
         rows, columns = self.vit.grid
 
         def make(part: slice) -> Tensor:
-            mask = F.one_hot(keep[part], rows * columns).sum(1).view(-1, 1, rows, columns).to(image.dtype)
+            mask = indicator(keep[part], rows * columns, image.dtype).view(-1, 1, rows, columns)
             mask = F.interpolate(mask, size=image.shape[-2:], mode="nearest")
             return image * mask + drawn(torch.rand, image, part, self.seed) * (1 - mask)
 
         return scorer.images(len(keep), make)
+
+
+def indicator(keep: Tensor, patches: int, dtype: torch.dtype) -> Tensor:
+    """Patch numbers (M, k) → ones at them (M, patches)."""
+    return torch.zeros(len(keep), patches, dtype=dtype, device=keep.device).scatter_(1, keep, 1)
 
 
 def mean_score(chosen: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

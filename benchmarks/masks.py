@@ -1,0 +1,87 @@
+"""What mask methods cost beyond the forward passes they need.
+
+Run: python benchmarks/masks.py [--model vit_tiny_patch16_224] [--masks 1024] [--delta 0.02] [--device cpu]
+TIS is compared with its bare encodes of half of the tokens at the best of several chunk sizes, ViT-CX with its bare
+2K + 1 forwards, in one run; memory is the growth of the process's peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+
+import timm
+import torch
+
+import vitrail
+from vitrail.methods.registry import build_method
+from vitrail.models.vit import ViT
+
+CHUNKS = (16, 32, 64, 128)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="vit_tiny_patch16_224")
+    parser.add_argument("--masks", type=int, default=1024)
+    parser.add_argument("--delta", type=float, default=0.02)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    view = vitrail.wrap(timm.create_model(options.model, pretrained=False).eval().to(options.device))
+    image = torch.randn(1, 3, *view.size, device=options.device)
+    print(f"{options.model} (random weights), {options.device}, {torch.get_num_threads()} threads")
+    measure_tis(view, image, options.masks)
+    measure_vit_cx(view, image, options.delta)
+
+
+def measure_tis(view: ViT, image: torch.Tensor, masks: int) -> None:
+    patches = view.grid[0] * view.grid[1]
+    keep = torch.rand((masks, patches), device=image.device).argsort(1)[:, : patches // 2]
+    with torch.inference_mode():
+        tokens = view.embed(image)
+        view.encode(tokens, keep[:16])
+
+        def bare(chunk: int) -> None:
+            for start in range(0, masks, chunk):
+                view.encode(tokens, keep[start : start + chunk])
+
+        floor = min(seconds(lambda c=chunk: bare(c)) for chunk in CHUNKS)
+    before = peak()
+    spent = seconds(lambda: build_method("tis", view, masks=masks).attribute(image, 0))
+    told = f"tis, {masks} masks: {spent:.2f} s; its bare encodes {floor:.2f} s; ratio {spent / floor:.2f}"
+    print(f"{told}; peak memory + {peak() - before:.0f} MB")
+
+
+def measure_vit_cx(view: ViT, image: torch.Tensor, delta: float) -> None:
+    before = peak()
+    method, found = build_method("vit_cx", view, delta=delta), []
+    spent = seconds(lambda: found.append(method.explain(image, 0)))
+    forwards = 2 * int(found[0].extras["masks"]) + 1
+    with torch.inference_mode():
+
+        def bare(chunk: int) -> None:
+            for start in range(0, forwards, chunk):
+                view.logits(image.expand(min(chunk, forwards - start), -1, -1, -1))
+
+        bare(16)
+        floor = min(seconds(lambda c=chunk: bare(c)) for chunk in CHUNKS)
+    told = f"vit_cx, {forwards // 2} masks: {spent:.2f} s; its {forwards} forwards {floor:.2f} s"
+    print(f"{told}; ratio {spent / floor:.2f}; peak memory + {peak() - before:.0f} MB")
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()
