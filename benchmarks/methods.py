@@ -67,7 +67,7 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def literal(name: str = "vit_tiny_patch16_224", size: int = 112) -> None:
+def literal(name: str = "vit_tiny_patch16_224", size: int = 224) -> None:
     """decompx.plus and the literal forward decomposition from every start layer, one image."""
     module = timm.create_model(name, pretrained=False, img_size=size).eval()
     view = vitrail.wrap(module)

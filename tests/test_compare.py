@@ -57,7 +57,15 @@ def test_a_row_for_each_class(compare: Run, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_every_bare_method_by_default() -> None:
+def test_a_folder_is_no_picture(compare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scene.png").rename(tmp_path / "one.png")
+    (tmp_path / "scene.png").mkdir()
+    code, said = compare()
+    assert code == 1
+    assert "is a folder" in said
+
+
+def test_every_bare_method_of_few_passes_by_default() -> None:
     names = choose(load("scenes"), [])
     assert len(names) >= 35
     assert not [name for name in names if "." in name]
@@ -70,6 +78,7 @@ def test_every_bare_method_by_default() -> None:
         (["--methods", "nonsense*"], "no method that scenes supports"),
         (["--targets", "unicorn"], "no class"),
         (["--methods", "decompx", "-p", "broken"], "name=value"),
+        (["--methods", "decompx", "-p", "sart_layer=1"], "has a parameter sart_layer"),
     ],
 )
 def test_a_wrong_request_is_one_error_and_no_file(

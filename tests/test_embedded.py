@@ -43,6 +43,12 @@ def test_cards_tell_what_a_user_must_know(name: str) -> None:
     assert "--model" in view.note
 
 
+def test_loading_leaves_the_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    vitrail.load()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_package_stays_small() -> None:
     megabytes = sum(path.stat().st_size for path in FOLDER.parent.rglob("*") if path.suffix != ".pyc") / 1e6
     assert (FOLDER / "photo.safetensors").stat().st_size < 12e6

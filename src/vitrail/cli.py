@@ -77,7 +77,9 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def explain(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER…", help="Pictures, or folders of them.")],
     model: ModelName = None,
-    method: Annotated[str | None, typer.Option(help="See `vitrail methods`; default: decompx.skipplus.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="See `vitrail methods`; default: decompx.skipplus (Swin: vit_cx).")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Class, by name or number; default: the predicted one.")] = None,
     against: Annotated[str | None, typer.Option(help="Explain the class as opposed to this one.")] = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K likeliest classes side by side.")] = 1,
@@ -111,7 +113,8 @@ def compare(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="One picture.")],
     model: ModelName = None,
     methods: Annotated[
-        list[str] | None, typer.Option(help="Names or globs, comma-separated or repeated; default: every bare method.")
+        list[str] | None,
+        typer.Option(help="Names or globs, comma-separated or repeated; default: all but mask methods."),
     ] = None,
     targets: Annotated[
         list[str] | None, typer.Option(help="Classes, comma-separated or repeated: a row each; default: the predicted.")
@@ -130,7 +133,9 @@ def compare(
     from vitrail.commands.explain import find_pictures
     from vitrail.models.loading import load
 
-    (path,) = find_pictures([image], out)[:1]
+    if Path(image).is_dir():
+        raise VitrailError(f"compare takes one picture, but {image} is a folder: use vitrail explain for folders.")
+    (path,) = find_pictures([image], out)
     weights = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
     view = load(model, device=device, dtype=dtype, **weights)  # type: ignore[arg-type]
     run(view, path, split(methods), split(targets), out, parse_params(param or []))
@@ -158,10 +163,10 @@ def methods(
 
     rows = describe_methods(pattern, model)
     bare = [row for row in rows if "." not in row["name"]]
-    if as_json or "." in pattern or not bare:
-        show(rows, as_json, f"methods that fit {pattern!r}")
+    if as_json or pattern != "*":
+        show(rows, as_json, f"fit {pattern!r}")
     else:
-        show(bare, as_json, f"methods that fit {pattern!r}; their sums over layers: vitrail methods '{pattern}.*'")
+        show(bare, as_json, "methods; sums over layers (.plus, .skipplus, .rollout): vitrail methods '*.*'")
 
 
 def split(given: list[str] | None) -> list[str]:

@@ -190,6 +190,7 @@ def test_rise_masks_are_the_literal_ones() -> None:
     many = SmoothMasks(400, 7, 0.3, (28, 28), seed=0)
     assert abs(float(many(slice(0, 400)).mean()) - 0.3) < 0.02
     assert torch.equal(many(slice(7, 9)), many(slice(0, 20))[7:9]), "a mask does not depend on its chunk"
+    assert torch.equal(SmoothMasks(2, 1, 1.0, (8, 8), seed=0)(slice(0, 2)), torch.ones(2, 8, 8, dtype=DOUBLE))
 
 
 @pytest.mark.parametrize("name", [*SOME, "timm_swin", "hf_swinv2"])
@@ -268,7 +269,7 @@ def test_fits_are_the_literal_least_squares(name: str, space: str) -> None:
     found = fit.explain(image, TARGET)
     assert relative(found.map[0].flatten(), expected) < 1e-6
     assert float(found.extras["completeness_gap"]) < 1e-9
-    fit = build_method("hsic", view, samples=40, cells=None, space=space)
+    fit = build_method("hsic", view, samples=40, space=space)
     present = torch.quasirandom.SobolEngine(players, scramble=True, seed=0).draw(40) < 0.5
     scores = fit.scores(fit.scorer(target, None), image, present)
     assert relative(fit.attribute(image, TARGET)[0].flatten(), hsic.hsic(present.double(), scores)) < 1e-6
@@ -346,7 +347,14 @@ def test_wrong_parameters_are_told() -> None:
         (lambda: build_method("tis", view, masks=0).attribute(image), "masks"),
         (lambda: build_method("vit_cx", view, delta=-1.0).attribute(image), "delta"),
         (lambda: build_method("rise", view, ratio=2.0).attribute(image), "ratio"),
+        (lambda: build_method("rise", view, masks=0).attribute(image), "masks"),
         (lambda: build_method("occlusion", view, window=999).attribute(image), "window"),
+        (lambda: build_method("occlusion", view, window=0).attribute(image), "window"),
+        (lambda: build_method("occlusion", view, window=2, stride=5, space="tokens").attribute(image), "stride"),
+        (lambda: build_method("lime", view, sigma=0.0).attribute(image), "sigma"),
+        (lambda: build_method("atman", view, factor=-1.0).attribute(image), "factor"),
+        (lambda: build_method("atman", view, output="logit"), "no parameter output"),
+        (lambda: build_method("hsic", view, cells=3, space="tokens").attribute(image), "cells"),
         (lambda: build_method("tis", swin), "no fixed tokens"),
         (lambda: build_method("rise", swin, space="tokens", masks=2).attribute(batch("timm_swin", 1)), "needs tokens"),
     ):

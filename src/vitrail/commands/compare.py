@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
-from vitrail.commands.explain import introduce, show_top
+from vitrail.commands.explain import estimate, introduce, show_top
 from vitrail.errors import VitrailError
 from vitrail.explaining import explain_each
 from vitrail.explanation import Explanation
@@ -29,8 +29,14 @@ def run(view: View, path: Path, wanted: list[str], targets: list[str], out: Path
     """Draws the figure, writes it with its JSON file and says where it is."""
     told = Console(highlight=False)
     names = choose(view, wanted)
+    unknown = [key for key in params if not any(key in get_method(name).info.params for name in names)]
+    if unknown:
+        raise VitrailError(f"none of these methods has a parameter {', '.join(unknown)}.")
     classes: list[int | None] = [view.class_index(target) for target in targets] or [None]
     introduce(told, view)
+    view.known_fingerprint = view.fingerprint()  # hashed once, not for every method
+    passes = [build_method(name, view).passes() for name in names]
+    estimate(told, view, f"{len(names)} methods", sum(f + 2 * b + 1 for f, b in passes) * len(classes))
     rows: list[list[Explanation]] = []
     for target in classes:
         rows.append([])
@@ -50,10 +56,10 @@ def run(view: View, path: Path, wanted: list[str], targets: list[str], out: Path
 
 
 def choose(view: View, wanted: list[str]) -> list[str]:
-    """The methods to draw: those named or fitting a glob, else every bare method that the model supports."""
+    """The methods to draw: those named or fitting a glob, else every bare one that needs few passes."""
     able = supported_methods(view)
     if not wanted:
-        return [name for name in able if "." not in name]
+        return [name for name in able if "." not in name and get_method(name).info.family != "mask"]
     names: list[str] = []
     for pattern in wanted:
         fits = [name for name in able if fnmatchcase(name, pattern)] if any(c in pattern for c in "*?[") else [pattern]

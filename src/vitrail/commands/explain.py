@@ -77,7 +77,9 @@ def run(
     method = build_method(method_name or default_method(view), view, **params)
     _check_classes(view, method, target, against, top)
     introduce(told, view)
-    _estimate(told, view, method, len(paths) * top)
+    forwards, backwards = method.passes()
+    count = len(paths) * top
+    estimate(told, view, f"{count} × {method.info.name}", (forwards + 2 * backwards + 1) * count)
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every picture
     names = _output_names(paths, method.info.name)
     report = Report()
@@ -179,17 +181,16 @@ def introduce(told: Console, view: View) -> None:
         told.print(f"[dim]{escape(view.note)}[/]", soft_wrap=True)
 
 
-def _estimate(told: Console, view: View, method: Method, count: int) -> None:
-    """Says how long it will take, if it will take long: from the time of one forward pass and the method's cost."""
+def estimate(told: Console, view: View, what: str, passes: float) -> None:
+    """Says how long it will take, if it will take long: from the time of one forward pass."""
     blank = torch.zeros(1, 3, *view.size)
     with torch.no_grad():
         view.logits(blank)
         begin = time.perf_counter()
-        view.logits(blank)
-    forwards, backwards = method.info.cost
-    seconds = (time.perf_counter() - begin) * (forwards + 2 * backwards + 1) * count
+        float(view.logits(blank).sum())  # waits for the device
+    seconds = (time.perf_counter() - begin) * passes
     if seconds > LONG:
-        told.print(f"{count} × {method.info.name}: about {_duration(seconds)}. Ctrl-C keeps what is done.")
+        told.print(f"{what}: about {_duration(seconds)}. Ctrl-C keeps what is done.")
 
 
 def _duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from vitrail.errors import VitrailError
-from vitrail.methods.registry import get_method, list_methods
+from vitrail.methods.registry import ALIASES, get_method, list_methods
 from vitrail.models import embedded
 from vitrail.models.names import kind_of_view
 from vitrail.models.view import View
@@ -62,7 +62,7 @@ def _embedded_row(name: str) -> dict[str, Any]:
 
 def describe_methods(pattern: str, model: str | None) -> list[dict[str, Any]]:
     """Every method with what it is; with a model, whether it can explain it and why not."""
-    found = list_methods(pattern)
+    found = list_methods(ALIASES.get(pattern, pattern))
     if not found:
         raise VitrailError(f"no method fits {pattern!r}; `vitrail methods` lists all.")
     view = None if model is None else _without_weights(model)
@@ -74,6 +74,7 @@ def describe_methods(pattern: str, model: str | None) -> list[dict[str, Any]]:
             "class-specific": info.class_specific,
             "level": info.level,
             "cost": f"{info.cost[0]:g} F + {info.cost[1]:g} B",
+            "aliases": [alias for alias, own in ALIASES.items() if own == name],
             "parameters": info.params,
             "paper": info.paper,
             "summary": info.summary,
@@ -102,7 +103,7 @@ def show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     if as_json:
         print(json.dumps(rows, indent=1))  # noqa: T201
         return
-    hidden = {"summary", "parameters"}
+    hidden = {"summary", "parameters", "aliases"}
     if "supported" in rows[0]:  # the reason needs the room
         hidden |= {"class-specific", "level", "cost", "paper"}
     columns = [name for name in rows[0] if name not in hidden]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -57,14 +56,16 @@ class Scorer:
         self.chunk = min(self._first_chunk(length), count) or 1
         scores: list[Tensor] = []
         done = 0
-        with torch.inference_mode(), _autocast(self.view), shown_bar(count, self.name) as bar:
+        with torch.inference_mode(), shown_bar(count, self.name) as bar:
             while done < count:
                 part = slice(done, min(done + self.chunk, count))
+                z = None
                 try:
                     z = logits(part)
                 except torch.OutOfMemoryError:
                     if self.chunk == 1:
                         raise
+                if z is None:  # only now is what the failed chunk held free
                     self.chunk = max(1, self.chunk // 2)
                     torch.cuda.empty_cache()
                     continue
@@ -81,7 +82,7 @@ class Scorer:
 
     def _first_chunk(self, length: int) -> int:
         width = self.view.blocks[0].norm1.width if isinstance(self.view, ViT) else 1024
-        size = 2 if self.view.device.type == "cuda" else torch.finfo(self.view.dtype).bits // 8
+        size = torch.finfo(self.view.dtype).bits // 8
         fits = free_memory(self.view.device) // 2 // (length * width * size * WIDEST)
         most = CPU_CHUNK if self.view.device.type == "cpu" else LADDER[0]
         return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
@@ -98,11 +99,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that are free where the model is."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _autocast(view: View) -> AbstractContextManager[object]:
-    """bf16 arithmetic on CUDA for a single-precision model: ranks stay (tested), time halves."""
-    if view.device.type == "cuda" and view.dtype == torch.float32:
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return nullcontext()
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):  # not Linux
+        return 4 * 2**30

@@ -37,6 +37,7 @@ class Aggregation(TokenMethod):
         made.info = replace(  # type: ignore[attr-defined]
             base.info,
             name=f"{base.info.name}.{cls.suffix}",
+            needs="tokens",
             params=made.parameters(),  # type: ignore[attr-defined]
             paper=cls.paper,
             summary=f"{cls.title} of {base.info.name}: {base.info.summary[:1].lower()}{base.info.summary[1:]}",

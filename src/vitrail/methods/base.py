@@ -93,6 +93,15 @@ class Method:
         """The map of each image of a checked batch; ``target`` (B,)."""
         raise NotImplementedError
 
+    def passes(self) -> tuple[float, float]:
+        """Forward and backward passes per image with these parameters; the info has those of the defaults."""
+        scale = 1.0
+        for name in ("masks", "samples", "steps"):
+            given, usual = getattr(self, name, None), self.info.params.get(name)
+            if isinstance(given, int) and given != usual:
+                scale = given / (usual or self.info.cost[0])
+        return self.info.cost[0] * scale, self.info.cost[1] * scale
+
     @property
     def forward_func(self) -> Callable[[Tensor], Tensor]:
         """captum's contract: the function that is explained."""

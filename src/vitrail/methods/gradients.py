@@ -258,8 +258,8 @@ class SmoothGrad(PixelGradient):
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         from captum.attr import Saliency
 
-        if self.samples < 1:
-            raise VitrailError(f"samples must be at least 1, but got {self.samples}.")
+        if self.samples < 1 or (self.sigma or 0) < 0:
+            raise VitrailError(f"samples ≥ 1 and sigma ≥ 0 are needed, but got {self.samples} and {self.sigma}.")
         saliency, total = Saliency(self.score(against)), torch.zeros_like(images)
         draw = torch.Generator().manual_seed(self.seed)
         with torch.inference_mode(False), torch.enable_grad():

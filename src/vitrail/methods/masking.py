@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vitrail.engine.scoring import Scorer
 from vitrail.methods.base import Attribution, Method
-from vitrail.methods.layerwise import Output
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
@@ -22,8 +21,6 @@ Explained = tuple[Tensor, dict[str, Tensor]]
 @dataclass(kw_only=True)
 class MaskMethod(Method):
     """A method that asks the model about many variants of one image."""
-
-    output: Output = "probability"
 
     no_aggregation: ClassVar[str] = "a mask method has no layers"
 

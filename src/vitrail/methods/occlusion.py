@@ -15,6 +15,7 @@ from vitrail.engine.rules import Plain, attention_scores, softmax
 from vitrail.engine.scoring import Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
+from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import (
     Explained,
     MaskMethod,
@@ -58,14 +59,14 @@ class Rise(MaskMethod):
     masks: int | None = None
     cells: int = 8
     ratio: float | None = None
-    output: Literal["logit", "probability"] | None = None  # type: ignore[assignment]
+    output: Output | None = None
     space: Space = "pixels"
     seed: int = 0
     protocol: Literal["default", "authors", "rise", "tis"] = "default"
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
-        count = self.masks or (6000 if self.protocol in ("authors", "rise") else 4000)
-        share = self.ratio or (0.5 if self.protocol == "default" else 0.1)
+        count = self.masks if self.masks is not None else 6000 if self.protocol in ("authors", "rise") else 4000
+        share = self.ratio if self.ratio is not None else 0.5 if self.protocol == "default" else 0.1
         output = self.output or ("logit" if self.protocol == "tis" else "probability")
         if count < 1 or self.cells < 1 or not 0 < share <= 1:
             raise VitrailError(f"masks, cells ≥ 1 and 0 < ratio ≤ 1 are needed; got {count}, {self.cells}, {share}.")
@@ -107,7 +108,7 @@ class SmoothMasks:
         whole = (self.cells + 1) * self.cell[axis]
         pixel = torch.arange(self.size[axis]) + self.offsets[axis][part, None]
         place = ((pixel + 0.5) * self.cells / whole - 0.5).abs()
-        place = torch.where(place > self.cells - 1, 2 * (self.cells - 1) - place, place)
+        place = torch.where(place > self.cells - 1, 2 * (self.cells - 1) - place, place).clamp(0, self.cells - 1)
         return (1 - (place[..., None] - torch.arange(self.cells)).abs()).clamp(min=0).double()
 
 
@@ -122,6 +123,7 @@ class Occlusion(MaskMethod):
     are then removed. ``baseline``: the normalised colour painted; 0 is the mean colour.
     """
 
+    output: Output = "probability"
     window: int | None = None
     stride: int | None = None
     baseline: float = 0.0
@@ -130,10 +132,10 @@ class Occlusion(MaskMethod):
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         scorer = Scorer(self.model, target, against, self.output, self.info.name)
         size = (image.shape[-2], image.shape[-1]) if self.space == "pixels" else needs_tokens(self).grid
-        window = self.window or min(1 if self.space == "tokens" else 16, *size)
-        stride = self.stride or window
-        if window < 1 or stride < 1 or window > min(size):
-            raise VitrailError(f"window and stride must be 1…{min(size)}, but got {window} and {stride}.")
+        window = self.window if self.window is not None else min(1 if self.space == "tokens" else 16, *size)
+        stride = self.stride if self.stride is not None else window
+        if not 1 <= stride <= window <= min(size):
+            raise VitrailError(f"1 ≤ stride ≤ window ≤ {min(size)} is needed, but got {stride} and {window}.")
         if self.space == "tokens":
             return self._by_tokens(scorer, image, window, stride)
         from captum.attr import Occlusion as Captum
@@ -173,6 +175,7 @@ class ScoreCam(MaskMethod):
     channels of the logits, raw features, ReLU, min–max.
     """
 
+    output: Output | None = None  # None = probability, of the library variant the logit
     layer: Literal["norm1", "attention"] = "norm1"
     variant: Literal["eq1", "library"] = "eq1"
 
@@ -180,7 +183,7 @@ class ScoreCam(MaskMethod):
         size = (image.shape[-2], image.shape[-1])
         features = patch_features(self.model, image, self.layer)
         features = features.to(torch.promote_types(features.dtype, torch.float32))
-        output = "logit" if self.variant == "library" else self.output
+        output = self.output or ("logit" if self.variant == "library" else "probability")
         scorer = Scorer(self.model, target, against, output, self.info.name)
         if self.variant == "library":
             scores = scorer.images(len(features), lambda part: image * library_masks(features[part], size)[:, None])
@@ -188,6 +191,8 @@ class ScoreCam(MaskMethod):
             return library_scale(upsampled(library_scale(cam)[None], size)[0]), {"mean_score": scores.mean()}
         low, high = extremes(features, size)
         live = high > low
+        if not live.any():
+            raise VitrailError(f"all feature maps of {self.model.name} are constant on this image: there is no mask.")
         features, low, high = features[live], low[live], high[live]
         coarse = (features - low[:, None, None]) / (high - low)[:, None, None]
 
@@ -240,6 +245,8 @@ class AtMan(TokenMethod, MaskMethod):
     threshold: float | None = 0.6
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+        if self.factor < 0:
+            raise VitrailError(f"factor must be at least 0, but got {self.factor}.")
         parts, view = self.vit.architecture(), self.vit
         with torch.no_grad():
             tokens = view.embed(image)

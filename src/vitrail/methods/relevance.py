@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitrail.engine.lrp import AlphaBeta, Epsilon, PublishedAlphaBeta
 from vitrail.engine.trace import Trace, pixel_gradient, trace
+from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, TokenMethod
 from vitrail.methods.gradients import input_x_gradient
 from vitrail.methods.layerwise import (
@@ -181,6 +182,8 @@ class EpsilonLrp(TokenMethod):
     no_aggregation: ClassVar[str] = "it explains pixels, not layers"
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        if self.epsilon < 0:
+            raise VitrailError(f"epsilon must be at least 0, but got {self.epsilon}.")
         rule = Epsilon(self.epsilon)
         found = pixel_gradient(self.vit, images, target, against=against, rule=rule, output=self.output)
         return Attribution((images * found).sum(1))

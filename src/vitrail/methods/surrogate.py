@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitrail.engine.scoring import Scorer
 from vitrail.errors import VitrailError
+from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import Explained, MaskMethod, score_token_sets
 from vitrail.methods.occlusion import Space, needs_tokens
 from vitrail.methods.registry import method
@@ -26,6 +27,7 @@ class SubsetMethod(MaskMethod):
     The cells are the patches; ``space="tokens"`` removes them instead of painting them.
     """
 
+    output: Output = "probability"
     baseline: float = 0.0
     space: Space = "pixels"
     seed: int = 0
@@ -70,6 +72,8 @@ class Lime(SubsetMethod):
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         self.check(self.samples)
+        if self.sigma <= 0 or self.ridge < 0:
+            raise VitrailError(f"sigma must be above 0 and ridge not below, but got {self.sigma} and {self.ridge}.")
         rows, columns = self.grid()
         draw = torch.Generator().manual_seed(self.seed)
         present = (torch.rand((self.samples, rows * columns), generator=draw) < 0.5).to(image.device)
@@ -136,7 +140,8 @@ def shapley_fit(present: Tensor, scores: Tensor, empty: Tensor, full: Tensor) ->
     share = (full - empty).double() / z.shape[1]
     centred = z - z.mean(1, keepdim=True)  # the part of each row that moves a vector summing to zero
     rest = scores.double() - empty.double() - z.sum(1) * share
-    free = torch.linalg.lstsq(centred, rest[:, None], driver="gelsd" if z.device.type == "cpu" else None).solution[:, 0]
+    # never of full rank, which only this CPU driver allows for
+    free = torch.linalg.lstsq(centred.cpu(), rest[:, None].cpu(), driver="gelsd").solution[:, 0].to(z.device)
     return (share + free - free.mean()).to(scores.dtype)
 
 
@@ -145,16 +150,18 @@ def shapley_fit(present: Tensor, scores: Tensor, empty: Tensor, full: Tensor) ->
 class Hsic(SubsetMethod):
     """Dependence (HSIC) between the presence of a cell and the score, over a Sobol design.
 
-    ``cells``: the cells per side; None = the patches.
+    ``cells``: the cells per side (8 in the authors' library); None = the patches.
     """
 
     samples: int = 500
-    cells: int | None = 8
+    cells: int | None = None
 
     def grid(self) -> tuple[int, int]:
-        if self.cells is not None and self.cells < 1:
-            raise VitrailError(f"cells must be at least 1, but got {self.cells}.")
-        return super().grid() if self.cells is None or self.space == "tokens" else (self.cells, self.cells)
+        if self.cells is None:
+            return super().grid()
+        if self.cells < 1 or self.space == "tokens":
+            raise VitrailError(f'cells must be at least 1, and is for space="pixels" only; got {self.cells}.')
+        return self.cells, self.cells
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         self.check(self.samples)

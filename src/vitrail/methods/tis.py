@@ -14,6 +14,7 @@ from vitrail.engine.scoring import Scorer
 from vitrail.engine.trace import trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
+from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import Explained, MaskMethod, drawn
 from vitrail.methods.registry import method
 from vitrail.show.heatmap import min_max
@@ -28,6 +29,7 @@ class Tis(TokenMethod, MaskMethod):
     removing them (the authors' ablation). ``protocol="authors"`` or "tis" adds their min–max.
     """
 
+    output: Output = "probability"
     masks: int = 1024
     ratio: float | tuple[float, ...] = 0.5
     space: Literal["tokens", "pixels"] = "tokens"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.engine.scoring import Scorer
 from vitrail.errors import VitrailError
+from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import Explained, MaskMethod, drawn, patch_features, sum_over_masks, upsampled
 from vitrail.methods.registry import method
 from vitrail.models.vit import ViT
@@ -40,6 +41,7 @@ class VitCx(MaskMethod):
     divides by their number.
     """
 
+    output: Output = "probability"
     layer: Literal["norm1", "attention"] = "norm1"
     delta: float | None = None
     sigma: float = 0.1
@@ -52,6 +54,8 @@ class VitCx(MaskMethod):
     protocol: Literal["default", "authors", "vit_cx"] = "default"
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+        if self.sigma < 0:
+            raise VitrailError(f"sigma must be at least 0, but got {self.sigma}.")
         size = (image.shape[-2], image.shape[-1])
         coarse, stretch, shift, similarity = self.masks(image, size)
         scorer = Scorer(self.model, target, against, self.output, self.info.name)
@@ -61,18 +65,20 @@ class VitCx(MaskMethod):
 
         scores = self.scores(scorer, image, make, len(coarse))
         weighted, coverage = sum_over_masks(scores, make, size, CHANNELS)
-        extras = {"masks": scores.new_tensor(len(scores)), "mask_similarity": similarity, "mean_score": scores.mean()}
+        extras = {"masks": scores.new_tensor(len(scores)), "mean_score": scores.mean()}
+        if similarity is not None:
+            extras["mask_similarity"] = similarity
         if not self.pcb:
             return weighted / len(scores), extras
         values = torch.where(coverage > 0, weighted / torch.where(coverage > 0, coverage, 1), 0)
         return values / (len(scores) if self.protocol == "authors" else 1), extras
 
-    def masks(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Masks as ``stretch · upsampled(coarse) + shift``: (K, h, w), (K,), (K,), and their mean cosine similarity."""
+    def masks(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Masks as ``stretch · upsampled(coarse) + shift``: (K, h, w), (K,), (K,); the maps' mean cosine similarity."""
         if self.source == "random":
             coarse = self.random_grids(image)
             one = torch.ones(len(coarse), dtype=coarse.dtype, device=coarse.device)
-            return coarse, one, 0 * one, one.mean()
+            return coarse, one, 0 * one, None
         features = patch_features(self.model, image, self.layer)
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         low, high = extremes(features, size)
@@ -118,19 +124,22 @@ class VitCx(MaskMethod):
     def scores(self, scorer: Scorer, image: Tensor, make: Callable[[slice], Tensor], count: int) -> Tensor:
         """s_k = p(x⊙M + ε) − p(x + ε) + p(x) with ε = (1−M)⊙Z_k, the same noise in both; or p(x⊙M) alone."""
 
-        def kept(part: slice) -> Tensor:
-            return image * make(part)[:, None].to(image.dtype)
+        def masks(first: int, last: int) -> Tensor:
+            return make(slice(first, last))[:, None].to(image.dtype)
 
         if not self.debias:
-            return scorer.images(count, kept)
+            return scorer.images(count, lambda part: image * masks(part.start, part.stop))
 
-        def outside(part: slice) -> Tensor:
-            noise = self.sigma * drawn(torch.randn, image, part, self.seed)
-            return (1 - make(part)[:, None].to(image.dtype)) * noise
+        def pairs(part: slice) -> Tensor:
+            """Both images of each mask, one after the other: masks and noise are made once for the two."""
+            first, last = part.start // 2, (part.stop + 1) // 2
+            own = masks(first, last)
+            noise = (1 - own) * self.sigma * drawn(torch.randn, image, slice(first, last), self.seed)
+            both = torch.stack([image * own + noise, image + noise], dim=1).flatten(0, 1)
+            return both[part.start - 2 * first : part.stop - 2 * first]
 
-        masked = scorer.images(count, lambda part: kept(part) + outside(part))
-        disturbed = scorer.images(count, lambda part: image + outside(part))
-        return masked - disturbed + scorer.images(1, lambda _: image)
+        both = scorer.images(2 * count, pairs)
+        return both[0::2] - both[1::2] + scorer.images(1, lambda _: image)
 
 
 def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:

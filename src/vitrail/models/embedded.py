@@ -9,6 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail.errors import VitrailError
 from vitrail.models.checkpoints import load_state, read_state
 from vitrail.models.labels import read_labels
@@ -41,7 +43,8 @@ def load_embedded(name: str | None = None) -> View:
     if name not in names():
         raise VitrailError(f"this build of vitrail has no embedded model {name!r}: name another model.")
     about = card(name)
-    module = VisionTransformer(**about["architecture"]).eval()
+    with torch.random.fork_rng():  # the first weights are drawn from the global state, which is the user's
+        module = VisionTransformer(**about["architecture"]).eval()
     state = {key: value.float() for key, value in read_state(FOLDER / about["weights"]).items()}
     load_state(module, state, about["weights"])
     labels = read_labels(FOLDER / about["labels"], about["architecture"]["num_classes"])

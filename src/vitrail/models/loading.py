@@ -269,7 +269,8 @@ def _huggingface_source(name: str) -> str:
 def _fetch(name: str, build: Callable[[], Any]) -> Any:
     """Builds a model whose weights may come over the network; any failure becomes one clear error."""
     try:
-        return build()
+        with torch.random.fork_rng():  # modules draw their first weights from the global state, which is the user's
+            return build()
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise VitrailError(
