@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -14,3 +14,8 @@ def shown(steps: Iterable[T], name: str, unit: str = "step") -> Iterable[T]:
     """The steps as they are; a bar with the time left appears if they take longer than two seconds."""
     bar: Iterable[T] = tqdm(steps, desc=name, unit=unit, delay=2, disable=None, leave=False)
     return bar
+
+
+def counted(total: int, name: str, unit: str = "mask") -> Any:
+    """The same bar, moved by hand: a context with ``update(n)``."""
+    return tqdm(total=total, desc=name, unit=unit, delay=2, disable=None, leave=False)

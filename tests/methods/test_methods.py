@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import DOUBLE, batch, refusals, relative, viewed
+from tests.helpers import batch, refusals, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout
 from tests.oracles.decompx import decompose
 
@@ -239,4 +239,3 @@ def test_composed_classes_carry_their_own_info() -> None:
     assert cls.info.name == "decompx.skipplus"
     assert cls is get_method("DecompX.SkipPLUS"), "names are not case-sensitive"
     assert cls.info.params == {"start_layer": None}
-    assert torch.float64 == DOUBLE

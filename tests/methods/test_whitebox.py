@@ -11,6 +11,7 @@ import torch
 from tests.families import FAMILIES
 from tests.helpers import DOUBLE, batch, refusals, viewed
 from tests.oracles import cams, decomposition, gradients, lrp, markov, relevance, transformation
+from tests.oracles.attention import readout
 from torch import Tensor
 
 from vitrail.methods.registry import build_method, get_method
@@ -38,6 +39,25 @@ class Case:
 def last_row(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
     def oracle(family, module, images, target, **params):  # type: ignore[no-untyped-def]
         return decomposition.row(family, module, images, maps(family, module, images, **params)[-1])
+
+    return oracle
+
+
+def row_sum(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
+    def oracle(family, module, images, target):  # type: ignore[no-untyped-def]
+        return sum(decomposition.row(family, module, images, one) for one in maps(family, module, images))
+
+    return oracle
+
+
+def half_rollout(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
+    """½I + ½T̄ with rows normalised to one (SkipPLUS, equation 2), as whole matrices."""
+
+    def oracle(family, module, images, target):  # type: ignore[no-untyped-def]
+        layers = maps(family, module, images)
+        eye = torch.eye(layers[0].shape[-1], dtype=DOUBLE)
+        mixed = [(eye + one / one.sum(-1, keepdim=True)) / 2 for one in layers]
+        return decomposition.rolled(mixed, readout(family, module, images))
 
     return oracle
 
@@ -95,7 +115,8 @@ CASES = [
     Case("att_cat", summed(gradients.att_ixg), *FROZEN),
     Case("att_cat", summed(gradients.att_ixg), {"protocol": "skipplus"}, {"pairing": "output", "stop": 1}),
     *[Case(name, cam_of(name), single=CAM_SINGLE.get(name, 1e-4)) for name in cams.CAMS],
-    *[Case(name, cam_of(name), {"protocol": "skipplus"}, {"average_over": "all"}, single=None) for name in cams.CAMS],
+    *[Case(name, cam_of(name), {"protocol": "skipplus"}, {"average_over": "all"}, single=CAM_SINGLE.get(name, 1e-4))
+      for name in cams.CAMS],
     *[Case(name, published_cam(name), {"protocol": "authors"}) for name in cams.CAMS],
     Case("grad_cam", cam_of("grad_cam"), {"layer": 0, "rule": "frozen"}, {"layer": 0, "frozen": True}),
     Case("grad_cam.plus", summed(cam_of("grad_cam"))),
@@ -118,6 +139,10 @@ CASES = [
     Case("bt_t", markov.bt_t, {"steps": 3}, {"steps": 3}),
     Case("attin", last_row(decomposition.attin_maps)),
     Case("attin_residual", last_row(decomposition.attin_residual_maps)),
+    Case("attin.plus", row_sum(decomposition.attin_maps)),
+    Case("globenc.plus", row_sum(decomposition.globenc_maps)),
+    Case("alti.plus", row_sum(decomposition.alti_maps)),
+    Case("attin.rollout", half_rollout(decomposition.attin_maps)),
     Case("globenc", untargeted(decomposition.globenc), up_to_scale=True),
     Case("alti", untargeted(decomposition.alti)),
     Case("alti", untargeted(decomposition.alti), {"protocol": "skipplus"}, {"protocol": "skipplus"}),

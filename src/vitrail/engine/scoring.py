@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
+from vitrail.progress import counted
 
 # Sizes of a chunk. The start is chosen by free memory, never by timing; out of memory steps down and goes on.
 LADDER = (2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
@@ -56,7 +57,7 @@ class Scorer:
         self.chunk = min(self._first_chunk(length), count) or 1
         scores: list[Tensor] = []
         done = 0
-        with torch.inference_mode(), shown_bar(count, self.name) as bar:
+        with torch.inference_mode(), counted(count, self.name) as bar:
             while done < count:
                 part = slice(done, min(done + self.chunk, count))
                 z = None
@@ -86,13 +87,6 @@ class Scorer:
         fits = free_memory(self.view.device) // 2 // (length * width * size * WIDEST)
         most = CPU_CHUNK if self.view.device.type == "cpu" else LADDER[0]
         return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
-
-
-def shown_bar(total: int, name: str):  # type: ignore[no-untyped-def]
-    """A progress bar to be moved by hand."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=name, unit="mask", delay=2, disable=None, leave=False)
 
 
 def free_memory(device: torch.device) -> int:
