@@ -12,6 +12,7 @@ from tests.families import FAMILIES
 from tests.helpers import DOUBLE, batch, refusals, viewed
 from tests.oracles import cams, decomposition, gradients, lrp, markov, relevance, transformation
 from tests.oracles.attention import readout
+from tests.oracles.network import run
 from torch import Tensor
 
 from vitrail.methods.registry import build_method, get_method
@@ -88,7 +89,6 @@ def published_cam(name: str) -> Callable[..., Tensor]:
 
 FROZEN = ({"rule": "frozen"}, {"frozen": True})
 PROBABILITY = ({"output": "probability"}, {"output": "probability"})
-CAM_SINGLE = {"xgrad_cam": 1e-3}  # divides by a sum of signed activations
 CASES = [
     Case("gradient", gradients.gradient, {}, {"kind": "l2"}),
     Case("gradient", gradients.gradient, {"reduce": "sum"}, {"kind": "sum"}, single=None),
@@ -114,9 +114,8 @@ CASES = [
     Case("att_cat", summed(gradients.att_ixg)),
     Case("att_cat", summed(gradients.att_ixg), *FROZEN),
     Case("att_cat", summed(gradients.att_ixg), {"protocol": "skipplus"}, {"pairing": "output", "stop": 1}),
-    *[Case(name, cam_of(name), single=CAM_SINGLE.get(name, 1e-4)) for name in cams.CAMS],
-    *[Case(name, cam_of(name), {"protocol": "skipplus"}, {"average_over": "all"}, single=CAM_SINGLE.get(name, 1e-4))
-      for name in cams.CAMS],
+    *[Case(name, cam_of(name)) for name in cams.CAMS],
+    *[Case(name, cam_of(name), {"protocol": "skipplus"}, {"average_over": "all"}) for name in cams.CAMS],
     *[Case(name, published_cam(name), {"protocol": "authors"}) for name in cams.CAMS],
     Case("grad_cam", cam_of("grad_cam"), {"layer": 0, "rule": "frozen"}, {"layer": 0, "frozen": True}),
     Case("grad_cam.plus", summed(cam_of("grad_cam"))),
@@ -192,4 +191,26 @@ def test_method_is_its_literal_definition(case: Case, name: str) -> None:
 
 @pytest.mark.parametrize(("case", "name"), claimed([case for case in CASES if case.single], DIVERSE))
 def test_single_precision_stays_near(case: Case, name: str) -> None:
-    compare(case, name, torch.float32, case.single)
+    assert case.single is not None
+    compare(case, name, torch.float32, case.single * ill_conditioned(case, name))
+
+
+def ill_conditioned(case: Case, name: str) -> float:
+    """1; more where XGradCAM divides by a sum that cancels so far that the roundings of activations show."""
+    if case.method != "xgrad_cam" or case.params.get("protocol") == "authors":
+        return 1.0
+    family, module, view = viewed(name)
+    recorded = run(family, module, batch(name), TARGET)
+    used = slice(0 if case.params else family.prefix, None)
+    last = view.num_layers - 1
+    return max(1.0, cams.xgrad_cam_condition(recorded.x[last], recorded.gx[last], used) / 500)
+
+
+@pytest.mark.parametrize("name", DIVERSE)
+def test_sum_of_a_gradient_in_single_precision(name: str) -> None:
+    """LayerNorm leaves the sum zero but for rounding, so the largest gradient is the measure of what may differ."""
+    family, _, view = viewed(name, torch.float32)
+    found = build_method("gradient", view, reduce="sum").attribute(batch(name, dtype=torch.float32), TARGET).to(DOUBLE)
+    of = (family, viewed(name)[1], batch(name), TARGET)
+    expected, size = (gradients.gradient(*of, kind=kind)[:, family.prefix :] for kind in ("sum", "l2"))
+    assert (found.flatten(1) - expected).abs().max() < 1e-4 * float(size.max())

@@ -105,9 +105,9 @@ class XGradCam(Cam):
     """Activations weighted by the gradients in proportion to the activations."""
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
-        inside = h[:, context]
-        weights = (g[:, context] * inside).sum(1, keepdim=True) / (inside.sum(1, keepdim=True) + 1e-7)
-        return (h * weights).sum(-1)
+        inside, slope = h[:, context].double(), g[:, context].double()  # the sum below may all but cancel
+        weights = (slope * inside).sum(1, keepdim=True) / (inside.sum(1, keepdim=True) + 1e-7)
+        return (h * weights).sum(-1).to(h.dtype)
 
 
 @_register("xgrad_cam_plus", "SkipPLUS")
