@@ -2,7 +2,8 @@
 
 Run: python benchmarks/masks.py [--model vit_tiny_patch16_224] [--masks 1024] [--delta 0.02] [--device cpu]
 TIS is compared with its bare encodes of half of the tokens at the best of several chunk sizes, ViT-CX with its bare
-2K + 1 forwards, in one run; memory is the growth of the process's peak.
+2K + 1 forwards, in one run; memory is the growth of the process's peak. On CUDA both run in bf16 and in fp32 as well,
+their maps are compared by rank, and 64 images are explained together.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Callable
 
 import timm
 import torch
+from PIL import Image
+from scipy.stats import spearmanr
 
 import vitrail
+from vitrail.data import Scenes
 from vitrail.methods.registry import build_method
 from vitrail.models.vit import ViT
 
@@ -29,11 +33,36 @@ def main() -> None:
     parser.add_argument("--delta", type=float, default=0.02)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    torch.manual_seed(0)
     view = vitrail.wrap(timm.create_model(options.model, pretrained=False).eval().to(options.device))
-    image = torch.randn(1, 3, *view.size, device=options.device)
+    image = view.preprocess(Image.fromarray(Scenes(1, seed=0)[0].image))[None].to(options.device)
     print(f"{options.model} (random weights), {options.device}, {torch.get_num_threads()} threads")
+    if options.device == "cuda":
+        for method, params in (("tis", {"masks": options.masks}), ("vit_cx", {"delta": options.delta})):
+            compare_precisions(view, image, method, params)
+        return
     measure_tis(view, image, options.masks)
     measure_vit_cx(view, image, options.delta)
+
+
+def compare_precisions(view: ViT, image: torch.Tensor, name: str, params: dict[str, float]) -> None:
+    """One image in bf16 and fp32, ranks of the two maps, 64 images together; the best of several runs each."""
+    maps, told = {}, []
+    for precision in ("full", "auto"):
+        method = build_method(name, view, precision=precision, **params)
+        found = [method.explain(image, 0) for _ in range(3)][-1]  # warm
+        maps[precision] = found.map.flatten().cpu()
+        spent = min(seconds(lambda method=method: method.explain(image, 0)) for _ in range(10))
+        told.append(f"{'bf16' if precision == 'auto' else 'fp32'} {1000 * spent:.1f} ms")
+    pictures = [Image.fromarray(scene.image) for scene in Scenes(64, seed=1)]
+    images = torch.stack([view.preprocess(picture) for picture in pictures]).to(image.device)
+    method.explain(images, 0)
+    torch.cuda.reset_peak_memory_stats()
+    rate = 64 / seconds(lambda: method.explain(images, 0))
+    agreement = spearmanr(maps["full"], maps["auto"]).statistic
+    peak_memory = torch.cuda.max_memory_allocated() / 2**30
+    print(f"{name} ({int(found.extras['masks'])} masks): {', '.join(told)}; rank correlation {agreement:.6f}")
+    print(f"  64 images in bf16: {rate:.1f} images/s, peak memory {peak_memory:.1f} GiB")
 
 
 def measure_tis(view: ViT, image: torch.Tensor, masks: int) -> None:

@@ -6,12 +6,13 @@ sampled directly inside the crop instead; single 8-bit steps may then differ.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -169,6 +170,48 @@ class Preprocess:
         across, down = width / scaled_width, height / scaled_height
         return left * across, top * down, (left + self.size[1]) * across, (top + self.size[0]) * down
 
+    def mask(self, mask: NDArray[np.bool_]) -> Tensor:
+        """Carry a mask of the original image to the model input, bool (height, width).
+
+        Each pixel of the input takes the value of the original's pixel that its centre falls on ("nearest-exact");
+        outside the picture it is False.
+
+        Args:
+            mask: (height, width) of the upright original, bool.
+        """
+        original = np.asarray(mask)
+        if original.ndim != 2 or original.size == 0 or original.dtype != np.bool_:
+            raise VitrailError(
+                f"A mask of shape {original.shape} and type {original.dtype} was given, expected (height, width) of "
+                "the original image, bool."
+            )
+        height, width = original.shape
+        scaled_width, scaled_height = self._scaled_size((width, height))
+        left, top = self._corner((scaled_width, scaled_height))
+        columns, seen_columns = _nearest(left, self.size[1], width, scaled_width)
+        rows, seen_rows = _nearest(top, self.size[0], height, scaled_height)
+        return torch.from_numpy(original[np.ix_(rows, columns)] & np.outer(seen_rows, seen_columns))
+
+    def boxes(self, boxes: Iterable[Box], image_size: tuple[int, int]) -> list[Box]:
+        """Carry boxes of the original image to the model input, in its pixels.
+
+        Each is clipped to the part of the picture that the input shows, and left out when nothing of it remains.
+
+        Args:
+            boxes: (x0, y0, x1, y1) in pixels of the upright original, x1 and y1 exclusive.
+            image_size: (width, height) of the original.
+        """
+        (left, top, right, bottom), (rows, columns) = self.box(image_size), self.size
+        across, down = columns / (right - left), rows / (bottom - top)
+        carried = []
+        for x0, y0, x1, y1 in boxes:
+            low_x, low_y = max((max(x0, 0) - left) * across, 0.0), max((max(y0, 0) - top) * down, 0.0)
+            high_x = min((min(x1, image_size[0]) - left) * across, float(columns))
+            high_y = min((min(y1, image_size[1]) - top) * down, float(rows))
+            if low_x < high_x and low_y < high_y:
+                carried.append((low_x, low_y, high_x, high_y))
+        return carried
+
     def normalise(self, rgb: Tensor) -> Tensor:
         """Normalise colours in 0…1, (…, 3, H, W)."""
         return (rgb - self._column(self.mean, rgb)) / self._column(self.std, rgb)
@@ -251,6 +294,14 @@ class Preprocess:
         box = (left * across, top * down, min(right * across, image.width), min(bottom * down, image.height))
         method = Image.Resampling[self.interpolation.upper()]
         return _to_tensor(image.resize((right - left, bottom - top), method, box=box))
+
+
+def _nearest(start: int, count: int, edge: int, scaled_edge: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return which original pixel each of `count` scaled pixels falls on, and which of them lie in the picture."""
+    scaled = np.arange(start, start + count)
+    # Whole numbers: the centre may fall exactly between two pixels, where rounding would decide.
+    original = (2 * scaled + 1) * edge // (2 * scaled_edge)
+    return original.clip(0, edge - 1), (original >= 0) & (original < edge)
 
 
 def _to_tensor(image: Image.Image) -> Tensor:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
 from tests.helpers import DOUBLE, batch, refusals, relative, viewed
-from tests.oracles import atman, hsic, occlusion, rise, score_cam, shapley, tis, vit_cx
+from tests.oracles import atman, hsic, occlusion, pami, rise, score_cam, shapley, tis, vit_cx
 from torch import Tensor
 
 from vitrail import VitrailError
 from vitrail.engine.kmeans import assign, kmeans, lloyd
-from vitrail.engine.scoring import Scorer
+from vitrail.engine.scoring import Scorer, Subsets, together
 from vitrail.methods.masking import drawn, patch_features
 from vitrail.methods.occlusion import SmoothMasks
+from vitrail.methods.pami import segmentations, shifted
 from vitrail.methods.registry import build_method
 from vitrail.methods.surrogate import coalitions, dependence, shapley_fit
 from vitrail.methods.tis import Tis, mean_score
@@ -57,7 +61,7 @@ def test_tis_with_the_same_centroids(name: str, monkeypatch: pytest.MonkeyPatch)
     for output in ("probability", "logit"):
         expected = tis.tis_map(masks, tis.scores(family, module, image, masks, TARGET, output))
         assert relative(explained(name, "tis", masks=7, output=output).flatten(), expected) < 1e-5
-    noises = drawn(torch.rand, image, slice(0, 7), 0)
+    noises = drawn("uniform", image, slice(0, 7), 0)
     expected = tis.tis_map(masks, tis.pixel_scores(family, module, image, masks, noises, TARGET))
     assert relative(explained(name, "tis", masks=7, space="pixels").flatten(), expected) < 1e-5
 
@@ -107,7 +111,8 @@ def test_all_patches_kept_gives_the_probability_everywhere(name: str) -> None:
 
 def test_tis_peaks_at_the_token_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that only looks whether patch 5 is there."""
-    monkeypatch.setattr(Scorer, "subsets", lambda self, tokens, keep: (keep == 5).any(1).double())
+    monkeypatch.setattr(Scorer, "score", lambda self, logits: logits[:, 0])
+    monkeypatch.setattr(Subsets, "logits", lambda self, present, keep: (keep == 5).any(1, keepdim=True).double())
     found = explained("timm_vit", "tis", masks=10**6)
     assert int(found.argmax()) == 5
     assert found.max() == 1
@@ -147,7 +152,7 @@ def test_vit_cx_by_hand_with_its_own_masks_and_noise() -> None:
     coarse, stretch, shift, _ = method.masks(image, view.size)
     masks = F.interpolate(coarse[:, None], size=view.size, mode="bilinear")[:, 0] * stretch[:, None, None]
     masks = masks + shift[:, None, None]
-    noises = 0.1 * drawn(torch.randn, image, slice(0, len(masks)), 0)
+    noises = 0.1 * drawn("normal", image, slice(0, len(masks)), 0)
     scores = vit_cx.scores(scorer(view), image, masks, noises)
     assert relative(method.attribute(image, TARGET)[0], vit_cx.saliency(masks, scores)) < 1e-5
     unbiased = VitCx(view, delta=0.05, pcb=False).attribute(image, TARGET)[0]
@@ -183,20 +188,22 @@ def test_variants_of_the_paper_run_and_differ() -> None:
 
 
 def test_rise_masks_are_the_literal_ones() -> None:
-    masks = SmoothMasks(4, 5, 0.4, (24, 32), seed=3)
+    masks = SmoothMasks(4, 5, 0.4, torch.zeros(24, 32, dtype=DOUBLE), seed=3)
     for i, found in enumerate(masks(slice(0, 4))):
         offset = (int(masks.offsets[0][i]), int(masks.offsets[1][i]))
         assert (found - rise.rise_mask(masks.grids[i], offset, (24, 32))).abs().max() < 1e-6
-    many = SmoothMasks(400, 7, 0.3, (28, 28), seed=0)
+    many = SmoothMasks(400, 7, 0.3, torch.zeros(28, 28, dtype=DOUBLE), seed=0)
     assert abs(float(many(slice(0, 400)).mean()) - 0.3) < 0.02
     assert torch.equal(many(slice(7, 9)), many(slice(0, 20))[7:9]), "a mask does not depend on its chunk"
-    assert torch.equal(SmoothMasks(2, 1, 1.0, (8, 8), seed=0)(slice(0, 2)), torch.ones(2, 8, 8, dtype=DOUBLE))
+    assert torch.equal(
+        SmoothMasks(2, 1, 1.0, torch.zeros(8, 8, dtype=DOUBLE), seed=0)(slice(0, 2)), torch.ones(2, 8, 8, dtype=DOUBLE)
+    )
 
 
 @pytest.mark.parametrize("name", [*SOME, "timm_swin", "hf_swinv2"])
 def test_rise_is_its_literal_definition(name: str) -> None:
     view, image = viewed(name)[2], batch(name, 1)
-    masks = SmoothMasks(6, 4, 0.5, view.size, seed=0)(slice(0, 6))
+    masks = SmoothMasks(6, 4, 0.5, torch.zeros(view.size, dtype=DOUBLE), seed=0)(slice(0, 6))
     for output in ("probability", "logit"):
         expected = rise.rise_map(scorer(view, output), image, masks.to(DOUBLE), 0.5)
         found = build_method("rise", view, masks=6, cells=4, output=output).attribute(image, TARGET)[0]
@@ -251,6 +258,10 @@ def test_atman_is_its_literal_definition(name: str) -> None:
     assert explained(name, "atman", factor=1.0, threshold=None).abs().max() < 1e-9
 
 
+def asked(fit: Any, image: Tensor, target: Tensor, present: Tensor) -> Tensor:
+    return together([fit.scores(fit.scorer(target, None, fit.output), image, present)])[0]
+
+
 @pytest.mark.parametrize("space", ["pixels", "tokens"])
 @pytest.mark.parametrize("name", SOME)
 def test_fits_are_the_literal_least_squares(name: str, space: str) -> None:
@@ -258,20 +269,20 @@ def test_fits_are_the_literal_least_squares(name: str, space: str) -> None:
     players = view.grid[0] * view.grid[1]
     fit = build_method("lime", view, samples=60, sigma=0.4, ridge=0.5, space=space)
     present = torch.rand((60, players), generator=torch.Generator().manual_seed(0)) < 0.5
-    scores = fit.scores(fit.scorer(target, None), image, present)
+    scores = asked(fit, image, target, present)
     expected, _ = shapley.lime(present, scores, 0.4, 0.5)
     assert relative(fit.attribute(image, TARGET)[0].flatten(), expected) < 1e-6
     fit = build_method("kernel_shap", view, samples=200, space=space)
     present = coalitions(200, players, 0)
-    scores = fit.scores(fit.scorer(target, None), image, present)
-    empty, full = fit.scores(fit.scorer(target, None), image, torch.tensor([[False] * players, [True] * players]))
+    scores = asked(fit, image, target, present)
+    empty, full = asked(fit, image, target, torch.tensor([[False] * players, [True] * players]))
     expected = shapley.kernel_shap(present, scores, float(empty), float(full), torch.ones(200))
     found = fit.explain(image, TARGET)
     assert relative(found.map[0].flatten(), expected) < 1e-6
     assert float(found.extras["completeness_gap"]) < 1e-9
     fit = build_method("hsic", view, samples=40, space=space)
     present = torch.quasirandom.SobolEngine(players, scramble=True, seed=0).draw(40) < 0.5
-    scores = fit.scores(fit.scorer(target, None), image, present)
+    scores = asked(fit, image, target, present)
     assert relative(fit.attribute(image, TARGET)[0].flatten(), hsic.hsic(present.double(), scores)) < 1e-6
 
 
@@ -312,32 +323,6 @@ def test_a_dead_cell_has_no_dependence() -> None:
     assert dependence(present, torch.zeros(512).double()).abs().max() < 1e-12
 
 
-def test_chunks_do_not_change_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method, params in (("tis", {"masks": 20}), ("vit_cx", {}), ("rise", {"masks": 20}), ("atman", {})):
-        whole = explained("timm_vit", method, **params)
-        monkeypatch.setattr("vitrail.engine.scoring.CPU_CHUNK", 3)
-        assert relative(explained("timm_vit", method, **params), whole) < 1e-9
-        monkeypatch.undo()
-
-
-def test_running_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = viewed("timm_vit")[2]
-    asked: list[int] = []
-
-    def make(part: slice) -> Tensor:
-        asked.append(part.stop - part.start)
-        if asked[-1] > 5:
-            raise torch.OutOfMemoryError
-        return torch.stack([torch.full((3, *view.size), float(i), dtype=DOUBLE) for i in range(part.start, part.stop)])
-
-    scoring = Scorer(view, torch.tensor([0]))
-    found = scoring.images(40, make)
-    assert max(asked) > 5 >= scoring.chunk
-    assert len(found) == 40
-    monkeypatch.setattr("vitrail.engine.scoring.CPU_CHUNK", 1)
-    assert relative(found, Scorer(view, torch.tensor([0])).images(40, make)) < 1e-9
-
-
 def test_wrong_parameters_are_told() -> None:
     view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
     swin = viewed("timm_swin")[2]
@@ -361,3 +346,29 @@ def test_wrong_parameters_are_told() -> None:
         with pytest.raises(VitrailError, match=message):
             call()
     assert ("tis", "hierarchical") in refusals()
+
+
+@pytest.mark.parametrize(("name", "params"), [("timm_vit", {}), ("timm_swin", {"background": "white"}),
+                                              ("hf_dinov2", {"shifts": (24,), "background": "black"})])  # fmt: skip
+def test_pami_is_its_literal_definition(name: str, params: dict[str, Any]) -> None:
+    view, image = viewed(name)[2], batch(name, 1)
+    method = build_method("pami", view, **params)
+    pixels = np.asarray(view.preprocessing.denormalise(image[0]))
+    maps = [torch.from_numpy(one) for one in segmentations(pixels, method.shifts or ())]
+    expected = pami.pami(scorer(view), image, maps, method.rest(image))
+    found = method.explain(image, TARGET)
+    assert relative(found.map[0], expected) < 1e-9
+    assert len(maps) == 20 * (1 + 4 * len(method.shifts or ()))
+    assert found.map.max() <= 1
+
+
+def test_shifted_regions_leave_nothing_behind() -> None:
+    labels = np.arange(12).reshape(3, 4)
+    assert shifted(labels, 1, 0).tolist() == [[-1] * 4, [0, 1, 2, 3], [4, 5, 6, 7]]
+    assert shifted(labels, 0, -2).tolist() == [[2, 3, -1, -1], [6, 7, -1, -1], [10, 11, -1, -1]]
+
+
+def test_pami_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "skimage.segmentation", None)
+    with pytest.raises(VitrailError, match=r"vitrail\[data\]"):
+        explained("timm_vit", "pami")

@@ -21,10 +21,10 @@ def lloyd(points: Tensor, centroids: Tensor) -> Tensor:
     """Assignment and mean by turns; a cluster that loses all its points restarts at the point farthest from its own."""
     for _ in range(ITERATIONS):
         nearest, distance = assign(points, centroids)
-        moved = means(points, nearest, len(centroids))
-        empty = (torch.bincount(nearest, minlength=len(centroids)) == 0).nonzero()[:, 0]
-        if len(empty):
-            moved[empty] = points[distance.argsort(descending=True, stable=True)[: len(empty)]]
+        moved, counts = means(points, nearest, len(centroids))
+        empty = counts == 0  # the first of them takes the farthest point, the second the next: without asking how many
+        farthest = distance.argsort(descending=True, stable=True)[(empty.cumsum(0) - 1).clamp(min=0)]
+        moved = torch.where(empty[:, None], points[farthest], moved)
         movement = (moved - centroids).square().sum()
         centroids = moved
         if movement <= TOLERANCE:
@@ -42,11 +42,12 @@ def assign(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     return nearest, lowest + points.square().sum(1)
 
 
-def means(points: Tensor, nearest: Tensor, clusters: int) -> Tensor:
-    """The mean of each cluster's points; zero for a cluster without any."""
-    counts = torch.bincount(nearest, minlength=clusters).clamp(min=1)
+def means(points: Tensor, nearest: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """The mean of each cluster's points, zero for a cluster without any, and their number."""
     if points.device.type == "cpu":
+        counts = torch.bincount(nearest, minlength=clusters)
         sums = torch.zeros(clusters, points.shape[1], dtype=points.dtype).index_add_(0, nearest, points)
     else:  # scattered additions have no fixed order on CUDA: a product does
-        sums = torch.nn.functional.one_hot(nearest, clusters).to(points.dtype).T @ points
-    return sums / counts[:, None]
+        members = (torch.arange(clusters, device=points.device)[:, None] == nearest).to(points.dtype)
+        counts, sums = members.sum(1), members @ points
+    return sums / counts.clamp(min=1)[:, None], counts

@@ -74,7 +74,8 @@ class Walk:
         for layer, block in enumerate(self.parts.blocks):
             x = self.block(self.recorder.see("x", layer, x), block, layer)
         layer = len(self.parts.blocks)
-        return self.head(self.recorder.see("x", layer, x), self.parts.head, layer)
+        with torch.autocast(x.device.type, enabled=False):  # bf16 logits are too coarse for differences of scores
+            return self.head(self.recorder.see("x", layer, x), self.parts.head, layer)
 
     def block(self, x: Tensor, block: Block, layer: int) -> Tensor:
         """One residual block, (B, n, d) → (B, n, d)."""
@@ -114,7 +115,7 @@ class Walk:
         """Final norm, pooling and linear head(s); tells the recorder what is pooled as ``readout`` (B, n)."""
         x = self.norm(x, head.norm, layer)
         if head.pool == "pair":
-            self.recorder.see("readout", layer, _rows(x, [0, 1], 0.5))
+            self.recorder.see("readout", layer, _first(x, 2))
             first, second = (self.linear(x[:, i], linear, layer) for i, linear in enumerate(head.linears))
             half = first.new_tensor(0.5)
             return self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
@@ -140,13 +141,13 @@ class Walk:
                     self.rule.scale(patches.amax(1), half), self.rule.scale(self.rule.mean(patches), half)
                 )
             case "token_and_mean":
-                self.recorder.see("readout", layer, (_rows(x, [0], 1.0) + spread) / 2)
+                self.recorder.see("readout", layer, (_first(x, 1) + spread) / 2)
                 return torch.cat([x[:, 0], self.rule.mean(patches)], dim=1)
             case "attention":
                 assert head.attention_pool is not None
                 return self.attention_pool(patches, head.attention_pool, layer)
             case _:
-                self.recorder.see("readout", layer, _rows(x, [0], 1.0))
+                self.recorder.see("readout", layer, _first(x, 1))
                 return x[:, 0]
 
     def attention_pool(self, patches: Tensor, pool: AttentionPool, layer: int) -> Tensor:
@@ -157,7 +158,12 @@ class Walk:
         return pooled[:, 0]
 
     def norm(self, x: Tensor, norm: Norm | None, layer: int) -> Tensor:
-        return x if norm is None else self.recorder.bias(self.rule.norm(x, norm), norm.bias, layer)
+        if norm is None:
+            return x
+        out = self.recorder.bias(self.rule.norm(x, norm), norm.bias, layer)
+        kind = x.device.type
+        # once here, not in each of the products that follow
+        return out.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else out
 
     def linear(self, x: Tensor, linear: Linear, layer: int) -> Tensor:
         return self.recorder.bias(self.rule.linear(x, linear), linear.bias, layer)
@@ -215,9 +221,10 @@ def rotate(x: Tensor, rope: Rope, prefix: int, keep: Tensor | None) -> Tensor:
     return torch.cat([head, (patches * cos + partner * sin).to(x.dtype)], dim=2)
 
 
-def _rows(x: Tensor, rows: list[int], weight: float) -> Tensor:
+def _first(x: Tensor, count: int) -> Tensor:
+    """(B, n): equal shares of the first tokens."""
     readout = torch.zeros_like(x[..., 0])
-    readout[:, rows] = weight
+    readout[:, :count] = 1 / count
     return readout
 
 

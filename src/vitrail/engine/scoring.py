@@ -1,16 +1,22 @@
-"""Scores of many token subsets or masked images: the one loop behind every mask method."""
+"""Scores of many token subsets or masked images: the one loop behind every mask method and every curve.
+
+Whoever wants scores is a generator that yields requests and is sent their answers; ``together`` runs several at once,
+so that the variants of many images share their chunks.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from vitrail.engine.ops import Walk
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
+from vitrail.models.vit import ViT, unchanged
 from vitrail.progress import counted
 
 # Sizes of a chunk. The start is chosen by free memory, never by timing; out of memory steps down and goes on.
@@ -19,11 +25,72 @@ LADDER = (2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 CPU_CHUNK = 64
 # Bytes that one token of one image holds at the widest point of a block, in units of its width × element size.
 WIDEST = 14
+# How much one chunk may hold: more does not make a GPU faster.
+MOST_BYTES = 16 * 2**30
+
+T = TypeVar("T")
 
 
-@dataclass
+@dataclass(kw_only=True)
+class Request:
+    """Variants of one image that the model is asked about.
+
+    Requests of one key share chunks: their inputs are put one behind another.
+    """
+
+    view: View
+    count: int
+    length: int  # tokens of one variant
+    read: Callable[[Tensor], Tensor] = lambda logits: logits  # what is wanted of the logits (m, C): (m, …)
+    name: str = "masks"
+    reduced: bool = False  # whether bf16 will do, where the device is faster with it
+
+    @property
+    def key(self) -> Hashable:
+        return type(self), id(self.view), self.length, self.reduced, self.name
+
+    def inputs(self, part: slice) -> tuple[Tensor, ...]:
+        """What ``logits`` takes, of some of the variants."""
+        raise NotImplementedError
+
+    def logits(self, *inputs: Tensor) -> Tensor:
+        """(m, C)."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Pictures(Request):
+    """Images (m, 3, H, W), made when they are asked for."""
+
+    make: Callable[[slice], Tensor]
+
+    def inputs(self, part: slice) -> tuple[Tensor, ...]:
+        return (self.make(part),)
+
+    def logits(self, *inputs: Tensor) -> Tensor:
+        return self.view.logits(*inputs)
+
+
+@dataclass(kw_only=True)
+class Subsets(Request):
+    """x_0 ``tokens`` (1, n, d) with only the patches ``keep`` (M, k)."""
+
+    tokens: Tensor
+    keep: Tensor
+
+    def inputs(self, part: slice) -> tuple[Tensor, ...]:
+        assert isinstance(self.view, ViT)
+        return self.view.present(self.tokens, self.keep[part]), self.keep[part]
+
+    def logits(self, *inputs: Tensor) -> Tensor:
+        assert isinstance(self.view, ViT)
+        present, keep = inputs
+        return Walk(self.view.architecture(), keep=keep).encode(present)
+
+
+@dataclass(kw_only=True)
 class Scorer:
-    """y of one class for many variants of one image.
+    """Puts questions about one image: y of a class for many variants of it.
 
     Args:
         view: the model.
@@ -31,6 +98,7 @@ class Scorer:
         against: the class it is opposed to, (1,) or None.
         output: "probability" or "logit".
         name: what the progress bar says.
+        reduced: whether bf16 will do.
     """
 
     view: View
@@ -38,61 +106,144 @@ class Scorer:
     against: Tensor | None = None
     output: str = "probability"
     name: str = "masks"
-    chunk: int = field(default=0, init=False)  # the size that was used last
+    reduced: bool = False
 
-    def subsets(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        """(M,): the scores with only the patches ``keep`` (M, k) of x_0 ``tokens`` (1, n, d) present."""
+    def subsets(self, tokens: Tensor, keep: Tensor) -> Subsets:
+        """The scores (M,) with only the patches ``keep`` (M, k) of x_0 ``tokens`` (1, n, d) present."""
         assert isinstance(self.view, ViT)
-        view = self.view
-        length = keep.shape[1] + tokens.shape[1] - view.grid[0] * view.grid[1]
-        return self.run(len(keep), length, lambda part: view.encode(tokens, keep[part]))
+        length = keep.shape[1] + self.view.num_prefix
+        return Subsets(**self._common(), count=len(keep), length=length, tokens=tokens, keep=keep)
 
-    def images(self, count: int, make: Callable[[slice], Tensor]) -> Tensor:
-        """(M,): the scores of the images that ``make`` gives chunk by chunk, (m, 3, H, W) each."""
-        patches = self.view.grid[0] * self.view.grid[1] + 8 if isinstance(self.view, ViT) else 4096
-        return self.run(count, patches, lambda part: self.view.logits(make(part)))
+    def images(self, count: int, make: Callable[[slice], Tensor]) -> Pictures:
+        """The scores (M,) of the images that ``make`` gives chunk by chunk, (m, 3, H, W) each."""
+        return Pictures(**self._common(), count=count, length=picture_length(self.view), make=make)
 
-    def run(self, count: int, length: int, logits: Callable[[slice], Tensor]) -> Tensor:
-        """Chunks from the ladder, halved when memory runs out; nothing computed twice."""
-        self.chunk = min(self._first_chunk(length), count) or 1
-        scores: list[Tensor] = []
-        done = 0
-        with torch.inference_mode(), counted(count, self.name) as bar:
-            while done < count:
-                part = slice(done, min(done + self.chunk, count))
-                z = None
-                try:
-                    z = logits(part)
-                except torch.OutOfMemoryError:
-                    if self.chunk == 1:
-                        raise
-                if z is None:  # only now is what the failed chunk held free
+    def score(self, logits: Tensor) -> Tensor:
+        """(m, C) → (m,)."""
+        target = self.target.expand(len(logits))
+        against = None if self.against is None else self.against.expand(len(logits))
+        return self.view.score(at_least_single(logits), target, against, self.output)
+
+    def _common(self) -> dict[str, Any]:
+        return {"view": self.view, "read": self.score, "name": self.name, "reduced": self.reduced}
+
+
+Asking = Generator[Request, Tensor, T]
+
+
+def together(jobs: Sequence[Asking[T]], chunks: list[int] | None = None) -> list[T]:
+    """Runs generators of requests side by side, each answered as soon as all have asked; their results in order.
+
+    ``chunks`` gets the sizes that were used.
+    """
+    found: dict[int, T] = {}
+    answers: dict[int, Tensor | None] = dict.fromkeys(range(len(jobs)))
+    while answers:
+        asked: dict[int, Request] = {}
+        for i, answer in answers.items():
+            try:
+                asked[i] = jobs[i].send(answer)  # type: ignore[arg-type]
+            except StopIteration as end:
+                found[i] = end.value
+        answers = dict(zip(asked, score(list(asked.values()), chunks), strict=True))
+    return [found[i] for i in range(len(jobs))]
+
+
+def score(requests: Sequence[Request], chunks: list[int] | None = None) -> list[Tensor]:
+    """What each request reads, (M, …)."""
+    groups: dict[Hashable, list[int]] = {}
+    for i, request in enumerate(requests):
+        groups.setdefault(request.key, []).append(i)
+    found: dict[int, Tensor] = {}
+    for members in groups.values():
+        run = Run([requests[i] for i in members])
+        found.update(zip(members, run.answers(), strict=True))
+        if chunks is not None:
+            chunks.append(run.chunk)
+    return [found[i] for i in range(len(requests))]
+
+
+@dataclass
+class Run:
+    """Requests of one key, answered in chunks from the ladder; nothing is computed twice."""
+
+    requests: list[Request]
+    chunk: int = field(default=0, init=False)
+
+    def answers(self) -> list[Tensor]:
+        first = self.requests[0]
+        total, done = sum(request.count for request in self.requests), 0
+        self.chunk = first_chunk(first.view, first.length)
+        parts: list[list[Tensor]] = [[] for _ in self.requests]
+        with torch.inference_mode(), unchanged(), counted(total, first.name) as bar:
+            while done < total:
+                pieces = self._pieces(done, min(done + self.chunk, total))
+                read = self._try(pieces)
+                if read is None:  # only now is what the failed chunk held free
                     self.chunk = max(1, self.chunk // 2)
                     torch.cuda.empty_cache()
                     continue
-                scores.append(self.score(z.float() if z.dtype in (torch.float16, torch.bfloat16) else z))
-                bar.update(part.stop - part.start)
-                done = part.stop
-        return torch.cat(scores).clone()
+                for (i, _), values in zip(pieces, read, strict=True):
+                    parts[i].append(values)
+                count = sum(part.stop - part.start for _, part in pieces)
+                done += count
+                bar.update(count)
+        return [torch.cat(own).clone() for own in parts]
 
-    def score(self, logits: Tensor) -> Tensor:
-        target = self.target.expand(len(logits))
-        return self.view.score(
-            logits, target, None if self.against is None else self.against.expand(len(logits)), self.output
-        )
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, slice]]:
+        """Rows start…stop of all requests in a row, as slices of each."""
+        pieces, first = [], 0
+        for i, request in enumerate(self.requests):
+            part = slice(max(start - first, 0), min(stop - first, request.count))
+            if part.start < part.stop:
+                pieces.append((i, part))
+            first += request.count
+        return pieces
 
-    def _first_chunk(self, length: int) -> int:
-        width = self.view.blocks[0].norm1.width if isinstance(self.view, ViT) else 1024
-        size = torch.finfo(self.view.dtype).bits // 8
-        fits = free_memory(self.view.device) // 2 // (length * width * size * WIDEST)
-        most = CPU_CHUNK if self.view.device.type == "cpu" else LADDER[0]
-        return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
+    def _try(self, pieces: list[tuple[int, slice]]) -> list[Tensor] | None:
+        """What each piece reads; None if memory ran out."""
+        first = self.requests[0]
+        try:
+            inputs = zip(*(self.requests[i].inputs(part) for i, part in pieces), strict=True)
+            joined = [own[0] if len(own) == 1 else torch.cat(own) for own in inputs]
+            with torch.autocast(first.view.device.type, torch.bfloat16, enabled=first.reduced and gains(first.view)):
+                logits = first.logits(*joined)
+            split = logits.split([part.stop - part.start for _, part in pieces])
+            return [self.requests[i].read(own) for (i, _), own in zip(pieces, split, strict=True)]
+        except torch.OutOfMemoryError:
+            if self.chunk == 1:
+                raise
+            return None
+
+
+def gains(view: View) -> bool:
+    """Whether bf16 is faster than the precision the model is in. Head and logits stay in that precision."""
+    return view.device.type == "cuda" and view.dtype == torch.float32 and torch.cuda.is_bf16_supported()
+
+
+def first_chunk(view: View, length: int) -> int:
+    """The chunk to start with: what fits into half of the free memory."""
+    width = view.blocks[0].norm1.width if isinstance(view, ViT) else 1024
+    size = torch.finfo(view.dtype).bits // 8
+    fits = min(free_memory(view.device) // 2, MOST_BYTES) // (length * width * size * WIDEST)
+    most = CPU_CHUNK if view.device.type == "cpu" else LADDER[0]
+    return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
+
+
+def picture_length(view: View) -> int:
+    """Tokens of a whole image; of a hierarchical model those of its first stage, about."""
+    return view.grid[0] * view.grid[1] + view.num_prefix if isinstance(view, ViT) else 4096
+
+
+def at_least_single(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free where the model is."""
+    """Bytes that are free where the model is; what torch holds but does not use counts."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError):  # not Linux

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.errors import VitrailError
 from vitrail.methods.parameters import check_parameters
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
+from vitrail.models.vit import ViT, unchanged
 
 Targets = int | str | Sequence[int | str] | Tensor | None
 
@@ -126,7 +126,8 @@ class Method:
         """As ``attribute``, with what was measured on the way."""
         if against is not None and not self.info.class_specific:
             raise VitrailError(f"{self.info.name} is the same for every class: against= has no meaning for it.")
-        with torch.inference_mode(False):  # gradients are needed, also where the caller has switched them off for good
+        # gradients are needed, also where the caller has switched them off for good
+        with torch.inference_mode(False), unchanged():
             given = inputs.detach().clone()
             images = self.model.check_images(given[None] if given.ndim == 3 else given)
             count = len(images)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.scoring import Scorer
+from vitrail.engine.noise import Kind, noise
+from vitrail.engine.scoring import Asking, Scorer, together
 from vitrail.methods.base import Attribution, Method
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
-Explained = tuple[Tensor, dict[str, Tensor]]
+Explained = Asking[tuple[Tensor, dict[str, Tensor]]]
 
 
 @dataclass(kw_only=True)
 class MaskMethod(Method):
-    """A method that asks the model about many variants of one image."""
+    """A method that asks the model about many variants of one image; several images are asked about together."""
 
     no_aggregation: ClassVar[str] = "a mask method has no layers"
 
@@ -28,12 +29,32 @@ class MaskMethod(Method):
         """The map of one image (1, 3, H, W) and, by name, what was measured (0-d tensors)."""
         raise NotImplementedError
 
+    def scorer(self, target: Tensor, against: Tensor | None, output: str) -> Scorer:
+        return Scorer(view=self.model, target=target, against=against, output=output, name=self.info.name)
+
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         rivals = [None] * len(images) if against is None else list(against.split(1))
-        found = [self.explain_one(*one) for one in zip(images.split(1), target.split(1), rivals, strict=True)]
+        each = zip(images.split(1), target.split(1), rivals, strict=True)
+        chunks: list[int] = []
+        found = together([self.explain_one(*one) for one in each], chunks)
         names = found[0][1]
         extras = {name: torch.stack([values[name].to(images.device) for _, values in found]) for name in names}
+        if chunks:
+            extras["chunk"] = torch.full((len(images),), min(chunks), device=images.device)
         return Attribution(torch.stack([one for one, _ in found]), extras)
+
+
+@dataclass(kw_only=True)
+class SturdyMaskMethod(MaskMethod):
+    """A method whose maps keep their ranks when scores are rounded: it averages many, and takes no small differences.
+
+    ``precision="auto"`` lets a GPU score in bf16, final norm, head and logits excepted; "full" keeps the model's own.
+    """
+
+    precision: Literal["auto", "full"] = "auto"
+
+    def scorer(self, target: Tensor, against: Tensor | None, output: str) -> Scorer:
+        return replace(super().scorer(target, against, output), reduced=self.precision == "auto")
 
 
 def sum_over_masks(
@@ -68,13 +89,12 @@ def patch_features(view: View, image: Tensor, layer: str) -> Tensor:
     return found[name][last][0, found.num_prefix :].T.unflatten(1, view.grid)
 
 
-def drawn(kind: Callable[..., Tensor], like: Tensor, part: slice, seed: int) -> Tensor:
+def drawn(kind: Kind, like: Tensor, part: slice, seed: int) -> Tensor:
     """Noise shaped like ``like`` (1, …) for the masks ``part``: it depends on a mask's number, not on the chunks."""
-    generators = [torch.Generator().manual_seed(seed * 1_000_003 + index) for index in range(part.start, part.stop)]
-    return torch.stack([kind(like.shape[1:], generator=generator) for generator in generators]).to(like)
+    return noise(kind, like.shape[1:], range(part.start, part.stop), seed, like.device).to(like.dtype)
 
 
-def score_token_sets(scorer: Scorer, view: ViT, image: Tensor, present: Tensor) -> Tensor:
+def score_token_sets(scorer: Scorer, view: ViT, image: Tensor, present: Tensor) -> Asking[Tensor]:
     """(M,): the scores with only the patches of each set (M, N) present; sets of one size go together.
 
     Nothing present is the prefix tokens alone or, where the head pools patches, the mean-colour image.
@@ -86,8 +106,8 @@ def score_token_sets(scorer: Scorer, view: ViT, image: Tensor, present: Tensor) 
     for size in sizes.unique().tolist():
         rows = (sizes == size).nonzero()[:, 0]
         if size == 0 and view.pools_patches:
-            scores[rows] = scorer.images(1, lambda _: torch.zeros_like(image)).to(scores.dtype)
-            continue
-        keep = present[rows].to(torch.int8).topk(size, dim=1).indices
-        scores[rows] = scorer.subsets(tokens, keep).to(scores.dtype)
+            found = yield scorer.images(1, lambda _: torch.zeros_like(image))
+        else:
+            found = yield scorer.subsets(tokens, present[rows].to(torch.int8).topk(size, dim=1).indices)
+        scores[rows] = found.to(scores.dtype)
     return scores

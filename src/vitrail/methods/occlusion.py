@@ -12,13 +12,14 @@ from torch import Tensor
 
 from vitrail.engine.ops import Walk
 from vitrail.engine.rules import Plain, attention_scores, softmax
-from vitrail.engine.scoring import Scorer
+from vitrail.engine.scoring import Request, Scorer, first_chunk, picture_length
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
 from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import (
     Explained,
     MaskMethod,
+    SturdyMaskMethod,
     patch_features,
     score_token_sets,
     sum_over_masks,
@@ -48,7 +49,7 @@ def needs_tokens(method: MaskMethod) -> ViT:
     paper="Petsiuk et al. 2018",
 )
 @dataclass(kw_only=True)
-class Rise(MaskMethod):
+class Rise(SturdyMaskMethod):
     """Mean of random smooth masks, weighted by the score of the image seen through them.
 
     ``ratio``: the share of cells kept. ``space="tokens"`` removes random patches instead of darkening pixels. None
@@ -70,12 +71,12 @@ class Rise(MaskMethod):
         output = self.output or ("logit" if self.protocol == "tis" else "probability")
         if count < 1 or self.cells < 1 or not 0 < share <= 1:
             raise VitrailError(f"masks, cells ≥ 1 and 0 < ratio ≤ 1 are needed; got {count}, {self.cells}, {share}.")
-        scorer = Scorer(self.model, target, against, output, self.info.name)
+        scorer = self.scorer(target, against, output)
         if self.space == "tokens":
-            return self._by_tokens(scorer, image, count, share)
-        masks = SmoothMasks(count, self.cells, share, (image.shape[-2], image.shape[-1]), self.seed)
-        scores = scorer.images(count, lambda part: image * masks(part).to(image)[:, None])
-        weighted, _ = sum_over_masks(scores, lambda part: masks(part).to(image), masks.size, CHANNELS)
+            return (yield from self._by_tokens(scorer, image, count, share))
+        masks = SmoothMasks(count, self.cells, share, image, self.seed)
+        scores = yield scorer.images(count, lambda part: image * masks(part)[:, None].to(image.dtype))
+        weighted, _ = sum_over_masks(scores, masks, masks.size, CHANNELS)
         return weighted / (count * share), {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
 
     def _by_tokens(self, scorer: Scorer, image: Tensor, count: int, share: float) -> Explained:
@@ -83,7 +84,7 @@ class Rise(MaskMethod):
         patches = view.grid[0] * view.grid[1]
         draw = torch.rand((count, patches), generator=torch.Generator().manual_seed(self.seed)).to(image.device)
         chosen = draw < share
-        scores = score_token_sets(scorer, view, image, chosen)
+        scores = yield from score_token_sets(scorer, view, image, chosen)
         values = (scores @ chosen.to(scores.dtype)) / (count * share)
         extras = {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
         return values.unflatten(0, view.grid), extras
@@ -92,12 +93,13 @@ class Rise(MaskMethod):
 class SmoothMasks:
     """RISE's masks (m, H, W), made when they are asked for: random grids, enlarged, at random offsets."""
 
-    def __init__(self, count: int, cells: int, share: float, size: tuple[int, int], seed: int):
+    def __init__(self, count: int, cells: int, share: float, image: Tensor, seed: int):
         draw = torch.Generator().manual_seed(seed)
-        self.size, self.cells = size, cells
-        self.grids = (torch.rand((count, cells, cells), generator=draw) < share).double()
-        self.cell = [math.ceil(length / cells) for length in size]
-        self.offsets = [torch.randint(cell, (count,), generator=draw) for cell in self.cell]
+        self.size, self.cells = (image.shape[-2], image.shape[-1]), cells
+        dtype = torch.promote_types(image.dtype, torch.float32)
+        self.grids = (torch.rand((count, cells, cells), generator=draw) < share).to(image.device, dtype)
+        self.cell = [math.ceil(length / cells) for length in self.size]
+        self.offsets = [torch.randint(cell, (count,), generator=draw).to(image.device) for cell in self.cell]
 
     def __call__(self, part: slice) -> Tensor:
         rows, columns = (self._axis(axis, part) for axis in (0, 1))  # (m, H, cells), (m, W, cells)
@@ -106,10 +108,11 @@ class SmoothMasks:
     def _axis(self, axis: int, part: slice) -> Tensor:
         """Bilinear weights of each pixel of each mask; beyond the outer cells the grid is mirrored."""
         whole = (self.cells + 1) * self.cell[axis]
-        pixel = torch.arange(self.size[axis]) + self.offsets[axis][part, None]
+        cells = torch.arange(self.cells).to(self.grids)
+        pixel = torch.arange(self.size[axis]).to(self.grids) + self.offsets[axis][part, None]
         place = ((pixel + 0.5) * self.cells / whole - 0.5).abs()
         place = torch.where(place > self.cells - 1, 2 * (self.cells - 1) - place, place).clamp(0, self.cells - 1)
-        return (1 - (place[..., None] - torch.arange(self.cells)).abs()).clamp(min=0).double()
+        return (1 - (place[..., None] - cells).abs()).clamp(min=0)
 
 
 @method(
@@ -130,14 +133,14 @@ class Occlusion(MaskMethod):
     space: Space = "pixels"
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
-        scorer = Scorer(self.model, target, against, self.output, self.info.name)
+        scorer = self.scorer(target, against, self.output)
         size = (image.shape[-2], image.shape[-1]) if self.space == "pixels" else needs_tokens(self).grid
         window = self.window if self.window is not None else min(1 if self.space == "tokens" else 16, *size)
         stride = self.stride if self.stride is not None else window
         if not 1 <= stride <= window <= min(size):
             raise VitrailError(f"1 ≤ stride ≤ window ≤ {min(size)} is needed, but got {stride} and {window}.")
         if self.space == "tokens":
-            return self._by_tokens(scorer, image, window, stride)
+            return (yield from self._by_tokens(scorer, image, window, stride))
         from captum.attr import Occlusion as Captum
 
         def score(images: Tensor) -> Tensor:
@@ -146,7 +149,11 @@ class Occlusion(MaskMethod):
         shape = (image.shape[1], window, window)
         with torch.no_grad():
             found = Captum(score).attribute(
-                image, shape, (image.shape[1], stride, stride), self.baseline, perturbations_per_eval=16
+                image,
+                shape,
+                (image.shape[1], stride, stride),
+                self.baseline,
+                perturbations_per_eval=first_chunk(self.model, picture_length(self.model)),
             )
         return found[0].mean(0), {}
 
@@ -158,7 +165,7 @@ class Occlusion(MaskMethod):
             hidden[i, top : top + window, left : left + window] = True
         flat = hidden.flatten(1)
         sets = torch.cat([torch.ones_like(flat[:1]), ~flat])
-        scores = score_token_sets(scorer, view, image, sets)
+        scores = yield from score_token_sets(scorer, view, image, sets)
         drops = scores[0] - scores[1:]
         covered = flat.to(drops.dtype)
         return ((drops @ covered) / covered.sum(0)).unflatten(0, view.grid), {}
@@ -168,7 +175,7 @@ class Occlusion(MaskMethod):
     "score_cam", family="mask", signed=False, level="pixel", needs="features", cost=(768, 0), paper="Wang et al. 2020"
 )
 @dataclass(kw_only=True)
-class ScoreCam(MaskMethod):
+class ScoreCam(SturdyMaskMethod):
     """Feature maps weighted by the score of the image seen through them.
 
     ``variant="eq1"``: probabilities times masks (ViT-CX, equation 1). ``"library"``: pytorch-grad-cam, softmax over the
@@ -184,9 +191,11 @@ class ScoreCam(MaskMethod):
         features = patch_features(self.model, image, self.layer)
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         output = self.output or ("logit" if self.variant == "library" else "probability")
-        scorer = Scorer(self.model, target, against, output, self.info.name)
+        scorer = self.scorer(target, against, output)
         if self.variant == "library":
-            scores = scorer.images(len(features), lambda part: image * library_masks(features[part], size)[:, None])
+            scores = yield scorer.images(
+                len(features), lambda part: image * library_masks(features[part], size)[:, None]
+            )
             cam = torch.einsum("d,dhw->hw", scores.to(features.dtype).softmax(0), features).clamp(min=0)
             return library_scale(upsampled(library_scale(cam)[None], size)[0]), {"mean_score": scores.mean()}
         low, high = extremes(features, size)
@@ -199,7 +208,7 @@ class ScoreCam(MaskMethod):
         def make(part: slice) -> Tensor:
             return upsampled(coarse[part], size)
 
-        scores = scorer.images(len(coarse), lambda part: image * make(part)[:, None].to(image.dtype))
+        scores = yield scorer.images(len(coarse), lambda part: image * make(part)[:, None].to(image.dtype))
         return sum_over_masks(scores, make, size, CHANNELS)[0], {"mean_score": scores.mean()}
 
 
@@ -232,6 +241,23 @@ class Muted(Plain):
         return self.mix(self.attend(q, k, scale, bias), v)
 
 
+@dataclass(kw_only=True)
+class MutedTokens(Request):
+    """x_0 ``tokens`` (1, n, d) with the attention scores of each key times its factor (M, n)."""
+
+    tokens: Tensor
+    factors: Tensor
+
+    def inputs(self, part: slice) -> tuple[Tensor, ...]:
+        factors = self.factors[part]
+        return self.tokens.expand(len(factors), -1, -1), factors
+
+    def logits(self, *inputs: Tensor) -> Tensor:
+        assert isinstance(self.view, ViT)
+        tokens, factors = inputs
+        return Walk(self.view.architecture(), Muted(factors)).encode(tokens)
+
+
 @method("atman", family="mask", signed=True, cost=(196, 0), paper="Deb et al. 2023")
 @dataclass(kw_only=True)
 class AtMan(TokenMethod, MaskMethod):
@@ -247,21 +273,20 @@ class AtMan(TokenMethod, MaskMethod):
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         if self.factor < 0:
             raise VitrailError(f"factor must be at least 0, but got {self.factor}.")
-        parts, view = self.vit.architecture(), self.vit
+        view = self.vit
         with torch.no_grad():
             tokens = view.embed(image)
-        factors = self.factors(tokens[0], view.num_prefix)
-        scorer = Scorer(view, target, None, "logit", self.info.name)
-        surprise = []
-
-        def logits(factors: Tensor) -> Tensor:
-            z = Walk(parts, Muted(factors)).encode(tokens.expand(len(factors), -1, -1))
-            surprise.append(-self.log_probability(z, target, against))
-            return z
-
-        scorer.run(1, tokens.shape[1] * 4, lambda _: logits(torch.ones_like(factors[:1])))
-        scorer.run(len(factors), tokens.shape[1] * 4, lambda part: logits(factors[part]))
-        return (torch.cat(surprise[1:]) - surprise[0]).unflatten(0, view.grid), {}
+        factors = F.pad(self.factors(tokens[0], view.num_prefix), (0, 0, 1, 0), value=1.0)  # the first mutes nothing
+        surprise = yield MutedTokens(
+            view=view,
+            count=len(factors),
+            length=tokens.shape[1] * 4,  # the attention maps are held
+            read=lambda logits: -self.log_probability(logits, target, against),
+            name=self.info.name,
+            tokens=tokens,
+            factors=factors,
+        )
+        return (surprise[1:] - surprise[0]).unflatten(0, view.grid), {}
 
     def log_probability(self, logits: Tensor, target: Tensor, against: Tensor | None) -> Tensor:
         """log p of the class, minus that of the class it is opposed to."""

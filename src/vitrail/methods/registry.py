@@ -30,6 +30,7 @@ MODULES = (
     "vit_cx",
     "occlusion",
     "surrogate",
+    "pami",
     "control",
 )
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.scoring import Scorer
+from vitrail.engine.scoring import Asking, Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, MaskMethod, score_token_sets
+from vitrail.methods.masking import Explained, MaskMethod, SturdyMaskMethod, score_token_sets
 from vitrail.methods.occlusion import Space, needs_tokens
 from vitrail.methods.registry import method
 from vitrail.models.vit import ViT
@@ -37,10 +37,10 @@ class SubsetMethod(MaskMethod):
     def grid(self) -> tuple[int, int]:
         return self.model.grid if isinstance(self.model, ViT) else CELLS
 
-    def scores(self, scorer: Scorer, image: Tensor, present: Tensor) -> Tensor:
+    def scores(self, scorer: Scorer, image: Tensor, present: Tensor) -> Asking[Tensor]:
         """(M,): the scores of the sets (M, cells), True = present."""
         if self.space == "tokens":
-            return score_token_sets(scorer, needs_tokens(self), image, present)
+            return (yield from score_token_sets(scorer, needs_tokens(self), image, present))
         grid = self.grid()
 
         def make(part: slice) -> Tensor:
@@ -48,10 +48,7 @@ class SubsetMethod(MaskMethod):
             mask = F.interpolate(mask, size=image.shape[-2:], mode="nearest")
             return image * mask + self.baseline * (1 - mask)
 
-        return scorer.images(len(present), make)
-
-    def scorer(self, target: Tensor, against: Tensor | None) -> Scorer:
-        return Scorer(self.model, target, against, self.output, self.info.name)
+        return (yield scorer.images(len(present), make))
 
     def check(self, samples: int) -> None:
         if samples < self.least:
@@ -60,7 +57,7 @@ class SubsetMethod(MaskMethod):
 
 @method("lime", family="mask", signed=True, needs="logits", cost=(1000, 0), paper="Ribeiro et al. 2016")
 @dataclass(kw_only=True)
-class Lime(SubsetMethod):
+class Lime(SubsetMethod, SturdyMaskMethod):
     """Weights of a ridge regression of the score on which patches are present, near samples counting more.
 
     ``sigma``: width of the kernel exp(−D²/σ²) over the cosine distance D to the whole image; ``ridge``: the penalty.
@@ -77,7 +74,7 @@ class Lime(SubsetMethod):
         rows, columns = self.grid()
         draw = torch.Generator().manual_seed(self.seed)
         present = (torch.rand((self.samples, rows * columns), generator=draw) < 0.5).to(image.device)
-        scores = self.scores(self.scorer(target, against), image, present)
+        scores = yield from self.scores(self.scorer(target, against, self.output), image, present)
         weights = ridge_regression(present, scores, self.sigma, self.ridge)
         return weights.view(rows, columns), {"samples": scores.new_tensor(self.samples), "mean_score": scores.mean()}
 
@@ -107,11 +104,11 @@ class KernelShap(SubsetMethod):
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         self.check(self.samples)
         rows, columns = self.grid()
-        scorer = self.scorer(target, against)
+        scorer = self.scorer(target, against, self.output)
         present = coalitions(self.samples, rows * columns, self.seed).to(image.device)
         ends = torch.stack([torch.zeros_like(present[0]), torch.ones_like(present[0])])
-        empty, full = self.scores(scorer, image, ends)
-        scores = self.scores(scorer, image, present)
+        empty, full = yield from self.scores(scorer, image, ends)
+        scores = yield from self.scores(scorer, image, present)
         values = shapley_fit(present, scores, empty, full)
         extras = {"samples": scores.new_tensor(len(scores)), "completeness_gap": (values.sum() - (full - empty)).abs()}
         return values.view(rows, columns), extras
@@ -168,7 +165,7 @@ class Hsic(SubsetMethod):
         rows, columns = self.grid()
         engine = torch.quasirandom.SobolEngine(rows * columns, scramble=True, seed=self.seed)
         present = (engine.draw(self.samples) < 0.5).to(image.device)
-        scores = self.scores(self.scorer(target, against), image, present)
+        scores = yield from self.scores(self.scorer(target, against, self.output), image, present)
         return dependence(present, scores).view(rows, columns), {"mean_score": scores.mean()}
 
 

@@ -10,19 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.kmeans import kmeans
-from vitrail.engine.scoring import Scorer
+from vitrail.engine.scoring import Pictures, Scorer
 from vitrail.engine.trace import trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, MaskMethod, drawn
+from vitrail.methods.masking import Explained, SturdyMaskMethod, drawn
 from vitrail.methods.registry import method
 from vitrail.show.heatmap import min_max
 
 
 @method("tis", family="mask", signed=False, cost=(513, 0), protocols=("default", "authors", "tis"), paper="TIS")
 @dataclass(kw_only=True)
-class Tis(TokenMethod, MaskMethod):
+class Tis(TokenMethod, SturdyMaskMethod):
     """Mean score of the token subsets that hold a token; subsets are clusters of the network's own activations.
 
     ``ratio``: the share of patches kept, or several. ``space="pixels"`` fills the dropped patches with noise instead of
@@ -40,13 +40,14 @@ class Tis(TokenMethod, MaskMethod):
         centroids = self.centroids(image)
         patches = centroids.shape[1]
         kept = [centroids.topk(count, dim=1).indices for count in self.counts(patches)]  # (masks, count) per ratio
-        scorer = Scorer(self.vit, target, against, self.output, self.info.name)
-        if self.space == "tokens":
-            with torch.no_grad():
-                tokens = self.vit.embed(image)
-            scores = torch.cat([scorer.subsets(tokens, keep) for keep in kept])
-        else:
-            scores = torch.cat([self.painted(scorer, image, keep) for keep in kept])
+        scorer = self.scorer(target, against, self.output)
+        with torch.no_grad():
+            tokens = self.vit.embed(image)
+        found = []
+        for keep in kept:
+            asked = scorer.subsets(tokens, keep) if self.space == "tokens" else self.painted(scorer, image, keep)
+            found.append((yield asked))
+        scores = torch.cat(found)
         chosen = torch.cat([indicator(keep, patches, scores.dtype) for keep in kept])  # (M, N)
         values, coverage = mean_score(chosen, scores)
         values = values.unflatten(0, self.vit.grid)
@@ -72,14 +73,14 @@ class Tis(TokenMethod, MaskMethod):
         points = streams.T.to(torch.promote_types(streams.dtype, torch.float32))  # (L·d, N)
         return points if self.masks >= len(points) else kmeans(points, self.masks, self.seed)
 
-    def painted(self, scorer: Scorer, image: Tensor, keep: Tensor) -> Tensor:
-        """Scores of images whose dropped patches are uniform noise, drawn anew for each mask."""
+    def painted(self, scorer: Scorer, image: Tensor, keep: Tensor) -> Pictures:
+        """The images whose dropped patches are uniform noise, drawn anew for each mask."""
         rows, columns = self.vit.grid
 
         def make(part: slice) -> Tensor:
             mask = indicator(keep[part], rows * columns, image.dtype).view(-1, 1, rows, columns)
             mask = F.interpolate(mask, size=image.shape[-2:], mode="nearest")
-            return image * mask + drawn(torch.rand, image, part, self.seed) * (1 - mask)
+            return image * mask + drawn("uniform", image, part, self.seed) * (1 - mask)
 
         return scorer.images(len(keep), make)
 

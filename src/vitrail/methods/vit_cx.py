@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.engine.scoring import Scorer
+from vitrail.engine.kmeans import means
+from vitrail.engine.scoring import Asking, Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, MaskMethod, drawn, patch_features, sum_over_masks, upsampled
+from vitrail.methods.masking import Explained, SturdyMaskMethod, drawn, patch_features, sum_over_masks, upsampled
 from vitrail.methods.registry import method
 from vitrail.models.vit import ViT
 
@@ -32,7 +33,7 @@ RANDOM_MASKS = 5000  # of the paper's variant 2
     paper="ViT-CX",
 )
 @dataclass(kw_only=True)
-class VitCx(MaskMethod):
+class VitCx(SturdyMaskMethod):
     """Clusters of feature maps as masks, each scored by what it keeps and freed of the effect of its own artefacts.
 
     ``delta``: merge maps nearer than this (cosine distance; None = 0.1, for hierarchical models 0.05). ``sigma``:
@@ -58,12 +59,12 @@ class VitCx(MaskMethod):
             raise VitrailError(f"sigma must be at least 0, but got {self.sigma}.")
         size = (image.shape[-2], image.shape[-1])
         coarse, stretch, shift, similarity = self.masks(image, size)
-        scorer = Scorer(self.model, target, against, self.output, self.info.name)
+        scorer = self.scorer(target, against, self.output)
 
         def make(part: slice) -> Tensor:
             return upsampled(coarse[part], size) * stretch[part, None, None] + shift[part, None, None]
 
-        scores = self.scores(scorer, image, make, len(coarse))
+        scores = yield from self.scores(scorer, image, make, len(coarse))
         weighted, coverage = sum_over_masks(scores, make, size, CHANNELS)
         extras = {"masks": scores.new_tensor(len(scores)), "mean_score": scores.mean()}
         if similarity is not None:
@@ -89,8 +90,7 @@ class VitCx(MaskMethod):
         stretch, shift = 1 / (high - low), -low / (high - low)
         similarity = cosine(features, stretch, shift, size)
         coarse = features * stretch[:, None, None] + shift[:, None, None]  # bilinear weights sum to 1: the same masks
-        labels = self.clusters(similarity)
-        coarse = torch.stack([coarse[labels == label].mean(0) for label in range(int(labels.max()) + 1)])
+        coarse = means(coarse.flatten(1), *self.clusters(similarity))[0].unflatten(1, coarse.shape[1:])
         one = torch.ones(len(coarse), dtype=coarse.dtype, device=coarse.device)
         if self.protocol != "authors":
             return coarse, one, 0 * one, similarity.mean()
@@ -98,22 +98,21 @@ class VitCx(MaskMethod):
         span = torch.where(high > low, high - low, torch.ones_like(low))
         return coarse, 1 / span, -low / span, similarity.mean()
 
-    def clusters(self, similarity: Tensor) -> Tensor:
-        """(D,): the cluster of each map; merged only while the linkage distance stays below delta."""
+    def clusters(self, similarity: Tensor) -> tuple[Tensor, int]:
+        """(D,): the cluster of each map, merged only while the linkage distance stays below delta; their number."""
         from scipy.cluster.hierarchy import fcluster, linkage
-        from scipy.spatial.distance import squareform
 
         count = len(similarity)
         if not self.cluster or count == 1:
-            return torch.arange(count, device=similarity.device)
+            return torch.arange(count, device=similarity.device), count
         delta = self.delta if self.delta is not None else 0.1 if isinstance(self.model, ViT) else 0.05
         if delta < 0:
             raise VitrailError(f"delta must be at least 0, but got {delta}.")
-        distance = (1 - similarity.double().cpu().numpy()).clip(min=0)
-        np.fill_diagonal(distance, 0)
-        tree = linkage(squareform((distance + distance.T) / 2, checks=False), self.linkage)
+        pairs = torch.triu_indices(count, count, 1, device=similarity.device)
+        mean = (similarity[*pairs] + similarity[*pairs.flip(0)]).double() / 2
+        tree = linkage((1 - mean).clamp(min=0).cpu().numpy(), self.linkage)
         labels = fcluster(tree, np.nextafter(delta, -1), criterion="distance")
-        return torch.from_numpy(labels.astype(np.int64) - 1).to(similarity.device)
+        return torch.from_numpy(labels.astype(np.int64) - 1).to(similarity.device), int(labels.max())
 
     def random_grids(self, image: Tensor) -> Tensor:
         """Random binary grids of the size of the feature maps, half of the cells kept."""
@@ -121,25 +120,29 @@ class VitCx(MaskMethod):
         draw = torch.Generator().manual_seed(self.seed)
         return (torch.rand((RANDOM_MASKS, rows, columns), generator=draw) < 0.5).to(image)
 
-    def scores(self, scorer: Scorer, image: Tensor, make: Callable[[slice], Tensor], count: int) -> Tensor:
+    def scores(self, scorer: Scorer, image: Tensor, make: Callable[[slice], Tensor], count: int) -> Asking[Tensor]:
         """s_k = p(x⊙M + ε) − p(x + ε) + p(x) with ε = (1−M)⊙Z_k, the same noise in both; or p(x⊙M) alone."""
 
         def masks(first: int, last: int) -> Tensor:
             return make(slice(first, last))[:, None].to(image.dtype)
 
         if not self.debias:
-            return scorer.images(count, lambda part: image * masks(part.start, part.stop))
+            return (yield scorer.images(count, lambda part: image * masks(part.start, part.stop)))
 
         def pairs(part: slice) -> Tensor:
             """Both images of each mask, one after the other: masks and noise are made once for the two."""
             first, last = part.start // 2, (part.stop + 1) // 2
             own = masks(first, last)
-            noise = (1 - own) * self.sigma * drawn(torch.randn, image, slice(first, last), self.seed)
+            noise = (1 - own) * self.sigma * drawn("normal", image, slice(first, last), self.seed)
             both = torch.stack([image * own + noise, image + noise], dim=1).flatten(0, 1)
             return both[part.start - 2 * first : part.stop - 2 * first]
 
-        both = scorer.images(2 * count, pairs)
-        return both[0::2] - both[1::2] + scorer.images(1, lambda _: image)
+        def pairs_and_image(part: slice) -> Tensor:
+            own = pairs(slice(part.start, min(part.stop, 2 * count)))
+            return own if part.stop <= 2 * count else torch.cat([own, image])
+
+        both = yield scorer.images(2 * count + 1, pairs_and_image)
+        return both[0:-1:2] - both[1:-1:2] + both[-1]
 
 
 def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:

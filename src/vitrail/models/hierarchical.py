@@ -30,12 +30,15 @@ class Hierarchical(View):
     """Windows move and patches merge: there is no fixed token grid, so only black-box methods and CAMs apply."""
 
     @property
-    def num_outputs(self) -> int:
+    def _head(self) -> nn.Linear:
+        """The last linear map."""
         module: Any = self.module
-        if huggingface.is_huggingface(module):
-            return int(module.config.num_labels)
-        head = module.head
-        return int(getattr(head, "fc", head).out_features)
+        head = module.classifier if huggingface.is_huggingface(module) else module.head
+        return getattr(head, "fc", head)
+
+    @property
+    def num_outputs(self) -> int:
+        return int(self._head.out_features)
 
     @property
     def num_stages(self) -> int:
@@ -45,8 +48,16 @@ class Hierarchical(View):
         return len(module.layers) if timm.is_timm(module) else (len(module.features)) // 2
 
     def logits(self, images: Tensor) -> Tensor:
-        with evaluating(self.module):
-            out = self.module(self.check_images(images))
+        pooled: list[Tensor] = []
+        hook = self._head.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
+        try:
+            with evaluating(self.module):
+                out = self.module(self.check_images(images))
+        finally:
+            hook.remove()
+        if torch.is_autocast_enabled(images.device.type):  # bf16 logits are too coarse for differences of scores
+            with torch.autocast(images.device.type, enabled=False):
+                return self._head(pooled[0].to(self.dtype))
         return out.logits if hasattr(out, "logits") else out
 
     def features(self, images: Tensor, stage: int = -2) -> Tensor:

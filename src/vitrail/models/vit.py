@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +15,18 @@ from vitrail.engine.ops import Walk
 from vitrail.errors import VitrailError
 from vitrail.models.parts import Architecture, Block
 from vitrail.models.view import View
+
+_read: ContextVar[dict[int, Architecture] | None] = ContextVar("_read", default=None)
+
+
+@contextmanager
+def unchanged() -> Iterator[None]:
+    """While it lasts nobody changes a model's weights: views read their modules once, not at every question."""
+    token = _read.set(_read.get() or {})
+    try:
+        yield
+    finally:
+        _read.reset(token)
 
 
 @dataclass(eq=False)
@@ -25,13 +40,19 @@ class ViT(View):
 
     def architecture(self) -> Architecture:
         """The network as canonical parts."""
-        return self.describe()
+        known = _read.get()
+        if known is None:
+            return self.describe()
+        if id(self) not in known:
+            with torch.inference_mode(False):  # gradients may pass through what is read here
+                known[id(self)] = self.describe()
+        return known[id(self)]
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         return self.architecture().blocks
 
-    @property
+    @cached_property
     def num_layers(self) -> int:
         return len(self.blocks)
 
@@ -39,12 +60,12 @@ class ViT(View):
     def num_outputs(self) -> int:
         return self.architecture().head.linears[0].weight.shape[0]
 
-    @property
+    @cached_property
     def num_prefix(self) -> int:
         """Tokens that are no patch: class, distillation, registers."""
         return self.architecture().embedding.prefix.shape[0]
 
-    @property
+    @cached_property
     def patch_size(self) -> tuple[int, int]:
         height, width = self.architecture().embedding.weight.shape[-2:]
         return height, width
@@ -76,12 +97,14 @@ class ViT(View):
         parts = self.architecture()
         if keep is None:
             return Walk(parts).encode(tokens)
-        prefix, patches = parts.embedding.prefix.shape[0], tokens.shape[1] - parts.embedding.prefix.shape[0]
-        keep = self._check_keep(keep.to(tokens.device), tokens.shape[0], patches)
+        keep = self._check_keep(keep.to(tokens.device), tokens.shape[0], tokens.shape[1] - self.num_prefix)
+        return Walk(parts, keep=keep).encode(self.present(tokens, keep))
+
+    def present(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """(B, P + k, d): the prefix tokens and the patches ``keep`` (B, k) of (B or 1, P + N, d)."""
         tokens = tokens.expand(keep.shape[0], -1, -1)
         index = keep[..., None].expand(-1, -1, tokens.shape[-1])
-        present = torch.cat([tokens[:, :prefix], tokens[:, prefix:].gather(1, index)], dim=1)
-        return Walk(parts, keep=keep).encode(present)
+        return torch.cat([tokens[:, : self.num_prefix], tokens[:, self.num_prefix :].gather(1, index)], dim=1)
 
     def readout(self, images: Tensor) -> Tensor:
         """ρ (B, P + N): the share of each token in what the head pools."""

@@ -1,0 +1,187 @@
+"""What every data set gives: examples with a picture, a class, and the objects annotated in it."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.errors import VitrailError
+
+Box: TypeAlias = tuple[float, float, float, float]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Object:
+    """One annotated thing, in pixels of the upright original picture.
+
+    Attributes:
+        label: Class index of the data set; None = unknown, counts as the picture's own class.
+        box: (x0, y0, x1, y1), x1 and y1 exclusive.
+        mask: The pixels that show it, bool (height, width).
+    """
+
+    label: int | None
+    box: Box | None = None
+    mask: Mask | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One picture to explain and what is known about it.
+
+    Attributes:
+        id: Unique within the data set and the same on every machine.
+        image: Upright, RGB.
+        label: Class index of the data set; None where it has no classes.
+        objects: What is annotated in the picture, of any class.
+        ignore: Pixels whose class is unknown, bool (height, width).
+    """
+
+    id: str
+    image: Image.Image
+    label: int | None = None
+    objects: tuple[Object, ...] = ()
+    ignore: Mask | None = None
+
+    def __post_init__(self) -> None:
+        expected = (self.image.height, self.image.width)
+        for mask in (self.ignore, *(item.mask for item in self.objects)):
+            if mask is not None and (mask.shape != expected or mask.dtype != np.bool_):
+                raise VitrailError(
+                    f"A mask of example {self.id!r} has shape {mask.shape} and type {mask.dtype}, expected "
+                    f"(height, width) = {expected} of its picture, bool."
+                )
+
+
+class DataSet(Sequence[Example], ABC):
+    """A sequence of examples. Pictures are read when asked for; one that is broken raises an error naming its file.
+
+    Attributes:
+        name: Short name of the data set.
+        labels: Class names, index = label; None where the classes have no names.
+    """
+
+    name: str = "data"
+    labels: Sequence[str] | None = None
+
+    @property
+    @abstractmethod
+    def ids(self) -> list[str]:
+        """Ids of all examples, without decoding a picture."""
+
+    @abstractmethod
+    def load(self, position: int) -> Example:
+        """Read the example at a position from 0 to len − 1."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self.load(position) for position in range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> DataSet: ...
+    def __getitem__(self, index: int | slice) -> Example | DataSet:
+        if isinstance(index, slice):
+            return Subset(self, range(len(self))[index])
+        try:
+            position = range(len(self))[operator.index(index)]
+        except IndexError:
+            raise IndexError(f"example {index} of {self.name} asked for, there are {len(self)}") from None
+        return self.load(position)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} '{self.name}': {len(self)} examples>"
+
+    def subset(self, n: int | None = None, seed: int = 0, indices: Sequence[int] | str | Path | None = None) -> DataSet:
+        """Part of the data set, in this order.
+
+        Args:
+            n: Draw that many examples at random; they come in index order. A smaller draw of the same seed is part
+                of a larger one.
+            seed: Of the draw: the first n of `numpy.random.default_rng(seed).permutation(len(self))`.
+            indices: Instead of a draw, these positions in the given order, or a file of them (see `read_indices`).
+        """
+        if (n is None) == (indices is None):
+            raise VitrailError("A subset needs either n (examples drawn at random) or indices, and not both.")
+        if indices is not None:
+            return Subset(self, read_indices(indices) if isinstance(indices, str | Path) else indices)
+        count = operator.index(n)  # type: ignore[arg-type]
+        if not 0 <= count <= len(self):
+            raise VitrailError(f"A subset of n={count} was asked for, {self.name} has {len(self)} examples.")
+        return Subset(self, np.sort(np.random.default_rng(seed).permutation(len(self))[:count]).tolist())
+
+
+class Subset(DataSet):
+    """Some examples of a data set, in a given order. Each at most once, so that ids stay unique."""
+
+    def __init__(self, data: DataSet, indices: Sequence[int]) -> None:
+        self.data, self.name, self.labels = data, data.name, data.labels
+        self.indices = [operator.index(index) for index in indices]
+        wrong = [index for index in self.indices if not 0 <= index < len(data)]
+        if wrong:
+            raise VitrailError(f"Index {wrong[0]} is outside {data.name}, which has {len(data)} examples from 0.")
+        if len(set(self.indices)) != len(self.indices):
+            raise VitrailError("The indices of a subset name an example twice: give each once.")
+
+    @property
+    def ids(self) -> list[str]:
+        every = self.data.ids
+        return [every[index] for index in self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def load(self, position: int) -> Example:
+        return self.data.load(self.indices[position])
+
+
+def read_indices(path: str | Path) -> list[int]:
+    """Read positions from a file: whole numbers separated by white space or commas, or a JSON list of them."""
+    from vitrail.data.files import read_text
+
+    text = read_text(path, "The index file").strip()
+    words = text.removeprefix("[").removesuffix("]").replace(",", " ").split()
+    wrong = next((word for word in words if not (word.isascii() and word.isdecimal())), None)
+    if wrong is not None or not words:
+        found = "nothing" if wrong is None else repr(wrong[:40])
+        raise VitrailError(f"The index file '{path}' holds {found}, expected whole numbers from 0, or a JSON list.")
+    return [int(word) for word in words]
+
+
+def tight_box(mask: Mask) -> Box | None:
+    """Return the smallest box around the pixels of a mask, None if it has none."""
+    columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
+    if not len(columns):
+        return None
+    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
+
+
+def largest_class(objects: Sequence[Object]) -> int | None:
+    """Return the class that covers most of the picture: by the pixels of its masks, else by its boxes' area."""
+    areas: dict[int, float] = {}
+    for item in objects:
+        if item.label is not None:
+            areas[item.label] = areas.get(item.label, 0.0) + _area(item)
+    # The first of equals in order of labels, so that the answer does not depend on the order of the annotations.
+    return max(sorted(areas), key=areas.__getitem__, default=None)
+
+
+def _area(item: Object) -> float:
+    if item.mask is not None:
+        return float(item.mask.sum())
+    if item.box is None:
+        return 0.0
+    x0, y0, x1, y1 = item.box
+    return (x1 - x0) * (y1 - y0)

@@ -1,0 +1,155 @@
+"""Finding and reading the files of a data set; whatever is missing or broken becomes one clear error."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.errors import VitrailError
+
+PICTURE_SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .png .ppm .tif .tiff .webp".split())
+
+_MAX_TEXT_BYTES = 2**31
+
+
+def missing(what: str, where: str | Path, how: str) -> VitrailError:
+    """Say what was looked for, where, and how to obtain it."""
+    return VitrailError(f"{what} was not found in '{where}': {how}.")
+
+
+def broken(what: str, path: str | Path, why: str) -> VitrailError:
+    return VitrailError(f"{what} '{path}' cannot be read: {why.rstrip('.')}.")
+
+
+def find_folder(candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
+    """Return the first candidate that is a folder."""
+    found = next((path for path in candidates if path.is_dir()), None)
+    if found is None:
+        raise missing(what, root, how)
+    return found
+
+
+def find_file(candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
+    """Return the first candidate that is a file."""
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        raise missing(what, root, how)
+    return found
+
+
+def inside(root: Path, name: str, source: str | Path) -> Path:
+    """Return the path of a file that a table names, which must lie below `root`.
+
+    Args:
+        root: The folder that the name starts from.
+        name: As written in the table: relative, with forward slashes.
+        source: The table, for the error.
+    """
+    parts = PurePosixPath(name).parts
+    outside = not parts or name.startswith("/") or ".." in parts or re.search(r"[\\\0]|^\w:", name)
+    if outside:
+        raise VitrailError(
+            f"'{source}' names the file {name!r}, expected a path below its folder without '..': correct that line."
+        )
+    return root / name
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """Read a whole UTF-8 text file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_TEXT_BYTES)
+        return data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise VitrailError(f"{what} '{path}' was not found: check the path.") from None
+    except OSError as error:
+        raise broken(what, path, error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise broken(what, path, f"it is not UTF-8 text ({error.reason})") from None
+
+
+def read_rows(path: Path, what: str, least: int, separator: str | None = None) -> list[list[str]]:
+    """Read a text table: one list of columns per line that is neither blank nor a comment (#).
+
+    Args:
+        path: The file.
+        what: What it is, for errors.
+        least: Every line needs that many columns.
+        separator: Of the columns; None = any white space.
+    """
+    rows = []
+    for number, line in enumerate(read_text(path, what).splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        columns = line.split(separator)
+        if len(columns) < least:
+            raise broken(what, path, f"line {number} has {len(columns)} columns, expected {least}: {line[:80]!r}")
+        rows.append(columns)
+    return rows
+
+
+def read_numbers(values: Sequence[str], what: str, path: Path) -> list[float]:
+    """Turn columns of a table into finite numbers."""
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        raise broken(what, path, f"expected numbers, found {list(values)}") from None
+    if not np.isfinite(numbers).all():
+        raise broken(what, path, f"expected finite numbers, found {list(values)}")
+    return numbers
+
+
+def read_whole_number(value: str, what: str, path: Path) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise broken(what, path, f"expected a whole number, found {value[:40]!r}") from None
+
+
+def picture_names(folder: Path) -> list[str]:
+    """Return the names of the pictures directly in a folder, sorted, without hidden ones."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries]
+    return sorted(name for name in names if name[0] != "." and Path(name).suffix.lower() in PICTURE_SUFFIXES)
+
+
+def folder_names(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted, without hidden ones."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
+
+
+def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -> NDArray[Any]:
+    """Read a picture that stores numbers (class ids, trimaps), not colours.
+
+    Args:
+        path: The file; palettes stay numbers.
+        what: What it is, for errors.
+        modes: Pillow modes that are accepted.
+    """
+    if not path.is_file():
+        raise VitrailError(f"{what} '{path}' was not found: it belongs to the picture of the same name.")
+    try:
+        with Image.open(path) as image:
+            mode, values = image.mode, np.array(image)
+    except Exception as error:  # Pillow's plugins raise almost anything on damaged files
+        raise broken(what, path, str(error) or type(error).__name__) from error
+    if mode not in modes:
+        raise broken(what, path, f"its mode is {mode}, expected {' or '.join(modes)}")
+    return values
+
+
+def require_unique(ids: list[str], source: str | Path) -> list[str]:
+    """Return the ids unless one appears twice."""
+    if len(set(ids)) != len(ids):
+        seen: set[str] = set()
+        twice = next(name for name in ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise VitrailError(f"'{source}' names {twice!r} twice: keep one of the lines.")
+    return ids

@@ -1,0 +1,66 @@
+"""Oxford-IIIT Pet: 37 breeds of cats and dogs, each picture with a trimap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitrail.data.base import DataSet, Example, Object, tight_box
+from vitrail.data.files import broken, find_file, find_folder, inside, read_rows, read_values, read_whole_number
+from vitrail.data.pictures import read_picture
+from vitrail.data.trimaps import read_trimap
+
+_GET = "download images.tar.gz and annotations.tar.gz from robots.ox.ac.uk/~vgg/data/pets and unpack both there"
+
+
+class OxfordPets(DataSet):
+    """`images/*.jpg`, `annotations/trimaps/*.png`, in the order of `annotations/test.txt` or `trainval.txt`.
+
+    Labels are the class ids of those lists, from 0 instead of 1. The pet's pixels (1 in the trimap) are the object,
+    its border (3) is ignored.
+    """
+
+    name = "pets"
+
+    def __init__(self, root: str | Path, split: str = "test") -> None:
+        """Read the list of a split.
+
+        Args:
+            root: The folder that holds `images` and `annotations`.
+            split: "test" or "trainval".
+        """
+        root = Path(root)
+        self.images = find_folder([root / "images"], "The folder 'images' of Oxford-IIIT Pet", root, _GET)
+        self.annotations = find_folder([root / "annotations"], "The folder 'annotations'", root, _GET)
+        listing = self.annotations / f"{split}.txt"
+        find_file([listing], f"The list '{split}.txt'", self.annotations, "give split='test' or split='trainval'")
+        self._ids, self._labels = _read_listing(listing)
+        self.labels = _breeds([self.annotations / "list.txt", listing])
+
+    @property
+    def ids(self) -> list[str]:
+        return self._ids
+
+    def load(self, position: int) -> Example:
+        name, label = self._ids[position], self._labels[position]
+        picture = read_picture(inside(self.images, f"{name}.jpg", self.annotations))
+        path = inside(self.annotations / "trimaps", f"{name}.png", self.annotations)
+        pet, border = read_trimap(picture.mask(read_values(path, "Trimap"), path), path)
+        return Example(name, picture.image, label, (Object(label, tight_box(pet), pet),), border)
+
+
+def _read_listing(path: Path) -> tuple[list[str], list[int]]:
+    rows = read_rows(path, "The list", 2)
+    labels = [read_whole_number(row[1], "The list", path) - 1 for row in rows]
+    if not rows or min(labels) < 0:
+        raise broken("The list", path, "expected lines of a name and a class id from 1")
+    return [row[0] for row in rows], labels
+
+
+def _breeds(listings: list[Path]) -> list[str]:
+    """Return the breed of each class, which is the name of its pictures without their number."""
+    breeds: dict[int, str] = {}
+    for path in listings:
+        if path.is_file():
+            names, labels = _read_listing(path)
+            breeds.update({label: name.rpartition("_")[0] for name, label in zip(names, labels, strict=True)})
+    return [breeds.get(label, f"class {label}").replace("_", " ") for label in range(max(breeds) + 1)]

@@ -1,0 +1,57 @@
+"""Scenes as a data set: each object of each scene is one example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from PIL import Image
+
+from vitrail.data.base import DataSet, Example, Object
+from vitrail.data.scenes import Scene, Scenes
+
+
+class SceneData(DataSet):
+    """One example for each object of each scene; its label is that object's class, its objects are all of the scene.
+
+    A scene of two objects gives two examples of the same picture: an explanation of either class must find its own.
+    Ids are the scene's number, the object's number and its class: "12-0-star".
+    """
+
+    name = "scenes"
+    labels = Scenes.labels
+
+    def __init__(self, scenes: int | Sequence[Scene], seed: int = 0, objects: int | None = None) -> None:
+        """Use given scenes, or draw some.
+
+        Args:
+            scenes: Scenes, or how many to draw.
+            seed: Of the scenes to draw.
+            objects: Number of objects in each scene to draw, 1 or 2; None = either.
+        """
+        self.scenes = Scenes(scenes, seed, objects) if isinstance(scenes, int) else scenes
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int, int]]:
+        """(scene, object, label) of every example; scenes that are drawn are drawn once for this."""
+        return [
+            (number, place, item.label)
+            for number, scene in enumerate(self.scenes)
+            for place, item in enumerate(scene.objects)
+        ]
+
+    @property
+    def ids(self) -> list[str]:
+        return [f"{number}-{place}-{self.labels[label]}" for number, place, label in self._places]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def load(self, position: int) -> Example:
+        number, place, label = self._places[position]
+        scene = self.scenes[number]
+        objects = []
+        for item in scene.objects:
+            x0, y0, x1, y1 = item.box
+            objects.append(Object(item.label, (float(x0), float(y0), float(x1), float(y1)), item.mask))
+        return Example(f"{number}-{place}-{self.labels[label]}", Image.fromarray(scene.image), label, tuple(objects))

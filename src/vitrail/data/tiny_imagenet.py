@@ -1,0 +1,178 @@
+"""Tiny-ImageNet: 200 classes of ImageNet at 64 × 64 pixels, each picture with one box."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.data.base import Box, DataSet, Example, Object
+from vitrail.data.files import (
+    broken,
+    find_file,
+    find_folder,
+    inside,
+    missing,
+    picture_names,
+    read_numbers,
+    read_rows,
+    read_whole_number,
+)
+from vitrail.data.pictures import clipped
+from vitrail.errors import VitrailError
+from vitrail.images import read_image
+
+_GET = "download tiny-imagenet-200.zip from cs231n.stanford.edu and give the unpacked folder"
+
+
+class TinyImageNet(DataSet):
+    """The official folders (`val/images` with `val_annotations.txt`; `train/<wnid>/images`), or packed files.
+
+    Labels are 0…199 in sorted order of wnids (not the order of `wnids.txt`), objects are the pictures' boxes, whose
+    last pixels count. Packed: `val.npz` or `train-*.npz` with `data` (the bytes of all picture files), `offsets` (where
+    each starts, and the end), `labels` and `boxes`, beside `classes.tsv` (index, wnid, names).
+    """
+
+    name = "tiny_imagenet"
+
+    def __init__(self, root: str | Path, split: str = "val") -> None:
+        """Index the pictures.
+
+        Args:
+            root: The folder of either layout.
+            split: "val" or "train"; with the official folders also "test", which has no labels.
+        """
+        if split not in ("val", "train", "test"):
+            raise VitrailError(f"Tiny-ImageNet has the splits val, train and test, got split={split!r}.")
+        root = Path(root)
+        find_folder([root], "The folder of Tiny-ImageNet", root, _GET)
+        packs = sorted([*root.glob(f"{split}.npz"), *root.glob(f"{split}-*.npz")])
+        self._source = _Packed(root, packs) if packs else _Official(root, split)
+        self.labels = self._source.names
+
+    @property
+    def ids(self) -> list[str]:
+        return self._source.ids
+
+    def load(self, position: int) -> Example:
+        image, label, inclusive = self._source.read(position)
+        box = None
+        if inclusive is not None:
+            x0, y0, x1, y1 = inclusive
+            box = clipped((x0, y0, x1 + 1, y1 + 1), image.size)
+        objects = () if box is None else (Object(label, box),)
+        return Example(self.ids[position], image, label, objects)
+
+
+class _Official:
+    """Names, ids, labels and boxes from the text files of the official folders."""
+
+    def __init__(self, root: Path, split: str) -> None:
+        wnids = find_file([root / "wnids.txt"], "The file wnids.txt of Tiny-ImageNet", root, _GET)
+        self.wnids = sorted(row[0] for row in read_rows(wnids, "The list of classes", 1))
+        self.names = self._words(root / "words.txt")
+        self.root = root
+        self.ids: list[str] = []
+        self.labels: list[int | None] = []
+        self.boxes: list[Box | None] = []
+        {"val": self._add_validation, "train": self._add_training, "test": self._add_test}[split]()
+        if not self.ids:
+            raise missing(f"A picture of the split '{split}'", root, _GET)
+
+    def _words(self, path: Path) -> list[str]:
+        words: dict[str, str] = {}
+        if path.is_file():
+            words = {row[0]: row[1].strip() for row in read_rows(path, "The list of names", 2, "\t")}
+        return [words.get(wnid, wnid) for wnid in self.wnids]
+
+    def _label(self, wnid: str, source: Path) -> int:
+        if wnid not in self.wnids:
+            raise broken("Annotation", source, f"class {wnid!r} is not in wnids.txt")
+        return self.wnids.index(wnid)
+
+    def _add(self, folder: str, name: str, label: int | None, box: list[str], source: Path) -> None:
+        self.ids.append(f"{folder}/{name}")
+        self.labels.append(label)
+        self.boxes.append(_four(read_numbers(box, "Annotation", source)) if box else None)
+
+    def _add_validation(self) -> None:
+        path = self.root / "val" / "val_annotations.txt"
+        find_file([path], "The file val/val_annotations.txt", self.root, _GET)
+        for name, wnid, *box in read_rows(path, "Annotation", 6):
+            self._add("val/images", name, self._label(wnid, path), box[:4], path)
+
+    def _add_training(self) -> None:
+        for label, wnid in enumerate(self.wnids):
+            path = self.root / "train" / wnid / f"{wnid}_boxes.txt"
+            if path.is_file():
+                for name, *box in read_rows(path, "Annotation", 5):
+                    self._add(f"train/{wnid}/images", name, label, box[:4], path)
+
+    def _add_test(self) -> None:
+        folder = self.root / "test" / "images"
+        for name in picture_names(folder) if folder.is_dir() else []:
+            self._add("test/images", name, None, [], folder)
+
+    def read(self, position: int) -> tuple[Image.Image, int | None, Box | None]:
+        path = inside(self.root, self.ids[position], "the annotations of Tiny-ImageNet")
+        return read_image(path), self.labels[position], self.boxes[position]
+
+
+class _Packed:
+    """Pictures packed into .npz files, each of which is opened at its first use."""
+
+    def __init__(self, root: Path, packs: list[Path]) -> None:
+        path = find_file([root / "classes.tsv"], "The file classes.tsv", root, "it belongs to the .npz files")
+        rows = read_rows(path, "The list of classes", 3, "\t")
+        if [read_whole_number(row[0], "The list of classes", path) for row in rows] != list(range(len(rows))):
+            raise broken("The list of classes", path, "expected the indices 0, 1, 2, … in order")
+        self.names = [row[2].strip() for row in rows]
+        self.packs = packs
+        self.ids: list[str] = []
+        self.places: list[tuple[int, int]] = []
+        self._tables = [_arrays(pack, ("offsets", "labels", "boxes")) for pack in packs]
+        self._bytes: dict[int, NDArray[np.uint8]] = {}
+        for number, (pack, table) in enumerate(zip(packs, self._tables, strict=True)):
+            self._check(pack, table)
+            count = len(table["labels"])
+            self.ids += [f"{pack.stem}/{position:05}" for position in range(count)]
+            self.places += [(number, position) for position in range(count)]
+
+    def _check(self, pack: Path, table: dict[str, NDArray[Any]]) -> None:
+        count = len(table["labels"])
+        shapes = table["labels"].shape, table["boxes"].shape, table["offsets"].shape
+        if shapes != ((count,), (count, 4), (count + 1,)) or not count:
+            raise broken("Pack", pack, f"labels, boxes and offsets are {shapes}, expected (n,), (n, 4) and (n + 1,)")
+        if table["labels"].min() < 0 or table["labels"].max() >= len(self.names):
+            raise broken("Pack", pack, f"it has labels outside 0…{len(self.names) - 1}")
+
+    def read(self, position: int) -> tuple[Image.Image, int | None, Box | None]:
+        number, place = self.places[position]
+        pack, table = self.packs[number], self._tables[number]
+        if number not in self._bytes:
+            self._bytes[number] = _arrays(pack, ("data",))["data"]
+        start, end = (int(offset) for offset in table["offsets"][place : place + 2])
+        try:
+            with Image.open(io.BytesIO(self._bytes[number][start:end].tobytes())) as stored:
+                image = read_image(stored)
+        except (OSError, ValueError, SyntaxError, VitrailError, Image.DecompressionBombError) as error:
+            raise broken("Picture", f"{pack}:{place}", str(error)) from error
+        return image, int(table["labels"][place]), _four(table["boxes"][place].astype(float).tolist())
+
+
+def _four(numbers: list[float]) -> Box:
+    x0, y0, x1, y1 = numbers
+    return x0, y0, x1, y1
+
+
+def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as pack:
+            return {name: pack[name] for name in names}
+    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise broken("Pack", path, f"expected an .npz with {', '.join(names)} ({error})") from error

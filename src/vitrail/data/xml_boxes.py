@@ -1,0 +1,72 @@
+"""Boxes from XML files as Pascal VOC defined them and ILSVRC took them over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from vitrail.data.base import Box
+from vitrail.data.files import broken
+from vitrail.errors import VitrailError
+
+_WHAT = "Annotation"
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
+
+
+@dataclass(frozen=True)
+class XmlBoxes:
+    """The (width, height) that the file declares, and (class name, (xmin, ymin, xmax, ymax)) of its objects."""
+
+    size: tuple[int, int] | None
+    objects: list[tuple[str, Box]]
+
+
+def read_xml_boxes(path: Path) -> XmlBoxes:
+    """Read an annotation; its coordinates are returned as they are written."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise VitrailError(f"{_WHAT} '{path}' was not found: it belongs to the picture of the same name.") from None
+    except OSError as error:
+        raise broken(_WHAT, path, error.strerror or str(error)) from error
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        raise broken(_WHAT, path, "it declares a document type or entities, which annotations have no use for")
+    try:
+        tree = ElementTree.fromstring(data)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise broken(_WHAT, path, f"it is not valid XML ({error})") from None
+    objects = [(_text(item, "name", path), _box(item, path)) for item in tree.iterfind("object")]
+    return XmlBoxes(_size(tree, path), objects)
+
+
+def _size(tree: ElementTree.Element, path: Path) -> tuple[int, int] | None:
+    """Return the declared size; some files declare 0 × 0, which says nothing."""
+    if tree.find("size") is None:
+        return None
+    width, height = (int(_number(tree, f"size/{edge}", path)) for edge in ("width", "height"))
+    return (width, height) if width > 0 and height > 0 else None
+
+
+def _box(item: ElementTree.Element, path: Path) -> Box:
+    x0, y0, x1, y1 = (_number(item, f"bndbox/{edge}", path) for edge in _EDGES)
+    return x0, y0, x1, y1
+
+
+def _number(item: ElementTree.Element, name: str, path: Path) -> float:
+    text = _text(item, name, path)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise broken(_WHAT, path, f"<{name}> is {text[:40]!r}, expected a number")
+    return number
+
+
+def _text(item: ElementTree.Element, name: str, path: Path) -> str:
+    text = (item.findtext(name) or "").strip()
+    if not text:
+        raise broken(_WHAT, path, f"<{name}> is missing in <{item.tag}>")
+    return text
