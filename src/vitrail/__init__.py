@@ -13,12 +13,15 @@ from vitrail.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vitrail import data as data
+    from vitrail import metrics as metrics
+    from vitrail.evaluating import evaluate as evaluate
     from vitrail.explaining import explain as explain
     from vitrail.explanation import Explanation as Explanation
     from vitrail.explanation import open_explanation as open
     from vitrail.methods.base import Method as Method
     from vitrail.methods.registry import list_methods as list_methods
     from vitrail.methods.registry import method as method
+    from vitrail.metrics.base import list_metrics as list_metrics
     from vitrail.models.loading import load as load
     from vitrail.models.wrapping import wrap as wrap
 
@@ -26,21 +29,26 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Explanation": "vitrail.explanation:Explanation",
     "Method": "vitrail.methods.base:Method",
+    "evaluate": "vitrail.evaluating:evaluate",
     "explain": "vitrail.explaining:explain",
     "list_methods": "vitrail.methods.registry:list_methods",
+    "list_metrics": "vitrail.metrics.base:list_metrics",
     "load": "vitrail.models.loading:load",
     "method": "vitrail.methods.registry:method",
     "open": "vitrail.explanation:open_explanation",
     "wrap": "vitrail.models.wrapping:wrap",
 }
 
-__all__ = ["Explanation", "Method", "VitrailError", "__version__", "explain", "list_methods", "load", "method", "open",
+_PACKAGES = ("data", "metrics")
+
+__all__ = ["Explanation", "Method", "VitrailError", "__version__", "evaluate", "explain", "list_methods",
+           "list_metrics", "load", "method", "open",
            "wrap"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name == "data":
-        return import_module("vitrail.data")
+    if name in _PACKAGES:
+        return import_module(f"vitrail.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     module, _, attribute = _PUBLIC[name].partition(":")
@@ -50,4 +58,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC, "data"])
+    return sorted([*globals(), *_PUBLIC, *_PACKAGES])

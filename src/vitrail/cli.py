@@ -85,6 +85,8 @@ def explain(
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K likeliest classes side by side.")] = 1,
     out: Out = Path("vitrail-out"),
     param: Params = None,
+    score: Annotated[bool, typer.Option("--score", help="Measure the map: insertion and deletion.")] = False,
+    curves: Annotated[bool, typer.Option("--curves", help="Measure the map and draw the curves.")] = False,
     checkpoint: Checkpoint = None,
     labels: Labels = None,
     num_classes: NumClasses = None,
@@ -103,7 +105,7 @@ def explain(
     chosen = parse_params(param or [])
     weights = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
     view = load(model, device=device, dtype=dtype, **weights)  # type: ignore[arg-type]
-    failed = run(view, paths, method, target, against, top, out, chosen, as_json)
+    failed = run(view, paths, method, target, against, top, out, chosen, as_json, score, curves)
     if failed:
         raise typer.Exit(1)
 
@@ -167,6 +169,17 @@ def methods(
         show(rows, as_json, f"fit {pattern!r}")
     else:
         show(bare, as_json, "methods; sums over layers (.plus, .skipplus, .rollout): vitrail methods '*.*'")
+
+
+@app.command()
+def metrics(
+    pattern: Annotated[str, typer.Argument(metavar="[GLOB]", help="Part of the names, e.g. 'token_*'.")] = "*",
+    as_json: Json = False,
+) -> None:
+    """List the metrics, what they need and which way is better."""
+    from vitrail.commands.listing import describe_metrics, show
+
+    show(describe_metrics(pattern), as_json, "metrics", without=("family", "paper"))
 
 
 def split(given: list[str] | None) -> list[str]:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -56,6 +56,8 @@ class Explanation:
     extras: dict[str, float] = field(default_factory=dict)
     image_path: str | None = None
     signed: bool | None = None  # whether the method tells for from against; None = see whether any value is negative
+    scores: dict[str, float] = field(default_factory=dict)  # what ``score`` found
+    curves: dict[str, list[float]] = field(default_factory=dict)
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         """The map in [0, 1] at the size of the original image, (H, W); ``outside`` where the crop did not look."""
@@ -65,9 +67,39 @@ class Explanation:
         """The map over the photo; signed maps in two colours about zero; unseen parts hatched."""
         return overlay(self.image, self._on_image(mode), self.signed, alpha)
 
+    def score(self, metrics: Sequence[str] = ("insertion", "deletion")) -> dict[str, float]:
+        """How good the map is, by metrics that need no more than the model and the image; kept with the explanation."""
+        from vitrail.metrics.measuring import measure
+
+        if self.model is None:
+            raise VitrailError("this explanation was opened without its model: give vitrail.open(…, model=).")
+        images = self._pixels(self.model)[None]
+        for name in metrics:
+            (found,) = measure(name, self.model, images, self.map[None], self.target)
+            self.scores[name] = found.value
+            if found.curve is not None:
+                self.curves[name] = found.curve
+        return dict(self.scores)
+
+    def curve_picture(self) -> Image.Image:
+        """The curves behind the scores."""
+        from vitrail.show.curves import curve_picture
+
+        if not self.curves:
+            raise VitrailError("there are no curves yet: call score() first.")
+        return curve_picture(self.curves, self.scores, f"{self.title}, {self.method}")
+
+    def _pixels(self, model: View) -> Tensor:
+        """The model input, made from the picture again; a picture made from a tensor already has its size."""
+        if self.box == model.preprocessing.box(self.image.size):
+            return model.preprocess(self.image)
+        colours = torch.from_numpy(np.asarray(self.image, dtype=np.float32) / 255).permute(2, 0, 1)
+        return model.preprocessing.normalise(colours)
+
     def picture(self) -> Image.Image:
-        """The overlay with class, probability and method under it."""
-        detail = f"{self.method} on {self.model_name}"
+        """The overlay with class, probability and method under it, and the scores where they were asked for."""
+        told = "".join(f" · {name} {value:.3f}" for name, value in self.scores.items())
+        detail = f"{self.method} on {self.model_name}{told}"
         return labelled(self.overlay(), self.title, detail, Scale.of(self._on_image(), self.signed))
 
     def _on_image(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
@@ -121,6 +153,8 @@ class Explanation:
             "seconds": self.seconds,
             "extras": self.extras,
             "signed": self.signed,
+            "scores": self.scores,
+            "curves": self.curves,
             "box": list(self.box),
             "map": _pack(self.map),
         }
@@ -170,6 +204,8 @@ def open_explanation(
             saved["extras"],
             saved["image"]["path"],
             saved["signed"],
+            saved.get("scores", {}),
+            saved.get("curves", {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None

@@ -29,6 +29,7 @@ from vitrail.methods.registry import build_method
 from vitrail.models.view import View
 from vitrail.show.figure import contact_sheet, side_by_side, thumbnail
 
+SCORED = 450  # forward passes of insertion and deletion
 LONG = 10.0  # seconds from which an estimate is printed
 COLUMNS = ("image", "class", "label", "probability", "method", "picture", "seconds", "error")
 
@@ -71,6 +72,8 @@ def run(
     out: Path,
     params: dict[str, Any],
     as_json: bool,
+    score: bool = False,
+    curves: bool = False,
 ) -> int:
     """Explains every picture and says where the results are; returns how many pictures failed."""
     told = Console(stderr=as_json, highlight=False)
@@ -79,13 +82,15 @@ def run(
     introduce(told, view)
     forwards, backwards = method.passes()
     count = len(paths) * top
-    estimate(told, view, f"{count} × {method.info.name}", (forwards + 2 * backwards + 1) * count)
+    scored = SCORED if score or curves else 0
+    estimate(told, view, f"{count} × {method.info.name}", (forwards + 2 * backwards + 1 + scored) * count)
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every picture
     names = _output_names(paths, method.info.name)
     report = Report()
     try:
         for path, name in zip(paths, names, strict=True):
-            _explain_one(told, method, path, out / name, target, against, top, report, alone=len(paths) == 1)
+            one = Wanted(path, out / name, target, against, top, score or curves, curves)
+            _explain_one(told, method, one, report, alone=len(paths) == 1)
     finally:
         if len(paths) > 1 and report.rows:
             _finish_folder(told, out, report)
@@ -94,22 +99,29 @@ def run(
     return report.failures
 
 
-def _explain_one(
-    told: Console,
-    method: Method,
-    path: Path,
-    stem: Path,
-    target: str | None,
-    against: str | None,
-    top: int,
-    report: Report,
-    alone: bool,
-) -> None:
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of one picture."""
+
+    path: Path
+    stem: Path
+    target: str | None
+    against: str | None
+    top: int
+    score: bool
+    curves: bool
+
+
+def _explain_one(told: Console, method: Method, wanted: Wanted, report: Report, alone: bool) -> None:
     """One picture; in a folder a bad picture is noted and the others go on."""
+    path = wanted.path
     try:
-        found = list(_explanations(method, path, target, against, top))
+        found = list(_explanations(method, path, wanted.target, wanted.against, wanted.top))
+        if wanted.score:
+            for explanation in found:
+                explanation.score()
         small = thumbnail(found[0].overlay())
-        picture = _save(found, stem)
+        picture = _save(found, wanted.stem, wanted.curves)
     except VitrailError as error:
         if alone:
             raise
@@ -125,6 +137,9 @@ def _explain_one(
     if alone:
         show_top(told, first)
     told.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _gap(first), soft_wrap=True)
+    if wanted.score:
+        for explanation in found:
+            told.print(f"  {escape(explanation.label)}: " + _scores(explanation), soft_wrap=True)
 
 
 def _explanations(
@@ -146,11 +161,16 @@ def _ranked(view: View, path: Path) -> list[int]:
     return view.class_scores(logits)[0].argsort(descending=True, stable=True).tolist()
 
 
-def _save(found: list[Explanation], stem: Path) -> Path:
-    """One picture with its JSON file; for several classes one of each, and all side by side."""
-    if len(found) == 1:
-        return found[0].save(stem.with_name(stem.name + ".png"))
+def _save(found: list[Explanation], stem: Path, curves: bool) -> Path:
+    """One picture with its JSON file; for several classes one of each, and all side by side; their curves if wanted."""
     files: dict[str | os.PathLike[str], bytes] = {}
+    if curves:
+        drawn = side_by_side([explanation.curve_picture() for explanation in found])
+        files[stem.with_name(stem.name + ".curves.png")] = _png(drawn)
+    if len(found) == 1:
+        picture = stem.with_name(stem.name + ".png")
+        write_together({**files, **found[0].files(picture)})
+        return picture
     for rank, explanation in enumerate(found, 1):
         files |= explanation.files(stem.with_name(f"{stem.name}.{rank}.png"))
     together = stem.with_name(f"{stem.name}.top{len(found)}.png")
@@ -212,17 +232,24 @@ def _gap(explanation: Explanation) -> str:
     return "" if gap is None else f" [dim](completeness gap {gap:.1e})[/]"
 
 
+def _scores(explanation: Explanation) -> str:
+    told = [f"{name} {value:.3f} {'↑' if name == 'insertion' else '↓'}" for name, value in explanation.scores.items()]
+    return ", ".join(told) + " [dim](arrows: which way is better)[/]"
+
+
 def _row(path: Path, explanation: Explanation, picture: Path) -> dict[str, Any]:
     values = (
         str(path), explanation.target, explanation.label, f"{explanation.probability:.6f}", explanation.method,
         str(picture), f"{explanation.seconds:.3f}", "",
     )  # fmt: skip
-    return dict(zip(COLUMNS, values, strict=True))
+    scores = {name: f"{value:.6f}" for name, value in explanation.scores.items()}
+    return {**dict(zip(COLUMNS, values, strict=True)), **scores}
 
 
 def _finish_folder(told: Console, out: Path, report: Report) -> None:
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, COLUMNS)
+    scored = dict.fromkeys(name for row in report.rows for name in row if name not in COLUMNS)
+    writer = csv.DictWriter(buffer, [*COLUMNS[:-1], *scored, COLUMNS[-1]])
     writer.writeheader()
     writer.writerows(report.rows)
     files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": buffer.getvalue().encode()}

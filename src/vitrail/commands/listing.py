@@ -1,9 +1,10 @@
-"""``vitrail models`` and ``vitrail methods``: tables, or JSON."""
+"""``vitrail models``, ``vitrail methods`` and ``vitrail metrics``: tables, or JSON."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -85,6 +86,28 @@ def describe_methods(pattern: str, model: str | None) -> list[dict[str, Any]]:
     return rows
 
 
+def describe_metrics(pattern: str) -> list[dict[str, Any]]:
+    """Every metric with what it is."""
+    from vitrail.metrics.base import list_metrics
+
+    found = list_metrics(pattern)
+    if not found:
+        raise VitrailError(f"no metric fits {pattern!r}; `vitrail metrics` lists all.")
+    return [
+        {
+            "name": name,
+            "family": info.family,
+            "better": "higher" if info.higher_is_better else "lower",
+            "needs": info.needs,
+            "protocols": ", ".join(info.protocols),
+            "parameters": info.params,
+            "paper": info.paper,
+            "summary": info.summary,
+        }
+        for name, info in found.items()
+    ]
+
+
 def _without_weights(name: str) -> View:
     """A view that can only be asked what it is: weights are neither fetched nor allocated where that can be helped."""
     import torch
@@ -98,12 +121,12 @@ def _without_weights(name: str) -> View:
         return load(name, pretrained=False, num_classes=2, device="meta")
 
 
-def show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
+def show(rows: list[dict[str, Any]], as_json: bool, title: str, without: Collection[str] = ()) -> None:
     """A table for people, or JSON for programs."""
     if as_json:
         print(json.dumps(rows, indent=1))  # noqa: T201
         return
-    hidden = {"summary", "parameters", "aliases"}
+    hidden = {"summary", "parameters", "aliases", *without}
     if "supported" in rows[0]:  # the reason needs the room
         hidden |= {"class-specific", "level", "cost", "paper"}
     columns = [name for name in rows[0] if name not in hidden]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 ITERATIONS = 100
 TOLERANCE = 1e-4
-CHUNK = 2**22  # distances held at once
+CHUNK = 2**24  # distances held at once
 
 
 def kmeans(points: Tensor, clusters: int, seed: int = 0) -> Tensor:
@@ -22,9 +22,10 @@ def lloyd(points: Tensor, centroids: Tensor) -> Tensor:
     for _ in range(ITERATIONS):
         nearest, distance = assign(points, centroids)
         moved, counts = means(points, nearest, len(centroids))
-        empty = counts == 0  # the first of them takes the farthest point, the second the next: without asking how many
-        farthest = distance.argsort(descending=True, stable=True)[(empty.cumsum(0) - 1).clamp(min=0)]
-        moved = torch.where(empty[:, None], points[farthest], moved)
+        empty = counts == 0
+        if bool(empty.any()):  # the first of them takes the farthest point, the second the next
+            farthest = distance.argsort(descending=True, stable=True)[(empty.cumsum(0) - 1).clamp(min=0)]
+            moved = torch.where(empty[:, None], points[farthest], moved)
         movement = (moved - centroids).square().sum()
         centroids = moved
         if movement <= TOLERANCE:
@@ -36,9 +37,8 @@ def assign(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest centroid of each point (ties: the first) and its squared distance."""
     step = max(1, CHUNK // len(centroids))
     own = centroids.square().sum(1)
-    parts = [own - 2 * points[i : i + step] @ centroids.T for i in range(0, len(points), step)]
-    nearest = torch.cat([part.argmin(1) for part in parts])
-    lowest = torch.cat([part.amin(1) for part in parts])
+    parts = [torch.addmm(own, points[i : i + step], centroids.T, alpha=-2).min(1) for i in range(0, len(points), step)]
+    nearest, lowest = (torch.cat([part[which] for part in parts]) for which in (1, 0))
     return nearest, lowest + points.square().sum(1)
 
 

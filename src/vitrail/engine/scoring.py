@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +32,27 @@ MOST_BYTES = 16 * 2**30
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What is wanted of logits. Requests that read the same way are read together, whatever each is ``about``."""
+
+    def __call__(self, view: View, logits: Tensor, about: Tensor) -> Tensor:
+        """(m, C) logits and what each row is about (m, k) → (m, …)."""
+        return logits
+
+
+@dataclass(frozen=True)
+class ClassScore(Reading):
+    """y of a class; ``about`` holds it and, where it is ``opposed``, its rival."""
+
+    output: str = "probability"
+    opposed: bool = False
+
+    def __call__(self, view: View, logits: Tensor, about: Tensor) -> Tensor:
+        rival = about[:, 1] if self.opposed else None
+        return view.score(at_least_single(logits), about[:, 0], rival, self.output)
+
+
 @dataclass(kw_only=True)
 class Request:
     """Variants of one image that the model is asked about.
@@ -41,16 +63,18 @@ class Request:
     view: View
     count: int
     length: int  # tokens of one variant
-    read: Callable[[Tensor], Tensor] = lambda logits: logits  # what is wanted of the logits (m, C): (m, …)
+    reading: Reading = Reading()
+    about: tuple[int, ...] = ()
     name: str = "masks"
     reduced: bool = False  # whether bf16 will do, where the device is faster with it
 
     @property
     def key(self) -> Hashable:
-        return type(self), id(self.view), self.length, self.reduced, self.name
+        return type(self), id(self.view), self.length, self.reading, self.reduced, self.name
 
-    def inputs(self, part: slice) -> tuple[Tensor, ...]:
-        """What ``logits`` takes, of some of the variants."""
+    @staticmethod
+    def inputs(pieces: Sequence[tuple[Any, slice]]) -> tuple[Tensor, ...]:
+        """What ``logits`` takes, of some of the variants of some requests."""
         raise NotImplementedError
 
     def logits(self, *inputs: Tensor) -> Tensor:
@@ -64,8 +88,9 @@ class Pictures(Request):
 
     make: Callable[[slice], Tensor]
 
-    def inputs(self, part: slice) -> tuple[Tensor, ...]:
-        return (self.make(part),)
+    @staticmethod
+    def inputs(pieces: Sequence[tuple[Pictures, slice]]) -> tuple[Tensor, ...]:
+        return (joined([request.make(part) for request, part in pieces]),)
 
     def logits(self, *inputs: Tensor) -> Tensor:
         return self.view.logits(*inputs)
@@ -78,9 +103,13 @@ class Subsets(Request):
     tokens: Tensor
     keep: Tensor
 
-    def inputs(self, part: slice) -> tuple[Tensor, ...]:
-        assert isinstance(self.view, ViT)
-        return self.view.present(self.tokens, self.keep[part]), self.keep[part]
+    @staticmethod
+    def inputs(pieces: Sequence[tuple[Subsets, slice]]) -> tuple[Tensor, ...]:
+        view = pieces[0][0].view
+        assert isinstance(view, ViT)
+        tokens = joined([request.tokens.expand(size(part), -1, -1) for request, part in pieces])
+        keep = joined([request.keep[part] for request, part in pieces])
+        return view.present(tokens, keep), keep
 
     def logits(self, *inputs: Tensor) -> Tensor:
         assert isinstance(self.view, ViT)
@@ -94,16 +123,16 @@ class Scorer:
 
     Args:
         view: the model.
-        target: the class, (1,).
-        against: the class it is opposed to, (1,) or None.
+        target: the class.
+        against: the class it is opposed to.
         output: "probability" or "logit".
         name: what the progress bar says.
         reduced: whether bf16 will do.
     """
 
     view: View
-    target: Tensor
-    against: Tensor | None = None
+    target: int
+    against: int | None = None
     output: str = "probability"
     name: str = "masks"
     reduced: bool = False
@@ -120,15 +149,24 @@ class Scorer:
 
     def score(self, logits: Tensor) -> Tensor:
         """(m, C) → (m,)."""
-        target = self.target.expand(len(logits))
-        against = None if self.against is None else self.against.expand(len(logits))
-        return self.view.score(at_least_single(logits), target, against, self.output)
+        common = self._common()
+        about = torch.tensor(common["about"], device=logits.device).expand(len(logits), -1)
+        scores: Tensor = common["reading"](self.view, logits, about)
+        return scores
 
     def _common(self) -> dict[str, Any]:
-        return {"view": self.view, "read": self.score, "name": self.name, "reduced": self.reduced}
+        opposed = self.against is not None
+        return {
+            "view": self.view,
+            "reading": ClassScore(self.output, opposed),
+            "about": (self.target, self.against) if opposed else (self.target,),
+            "name": self.name,
+            "reduced": self.reduced,
+        }
 
 
-Asking = Generator[Request, Tensor, T]
+# What is asked for, one request or several at once, and what comes back, one answer or one for each.
+Asking = Generator[Request | list[Request], Any, T]
 
 
 def together(jobs: Sequence[Asking[T]], chunks: list[int] | None = None) -> list[T]:
@@ -137,15 +175,19 @@ def together(jobs: Sequence[Asking[T]], chunks: list[int] | None = None) -> list
     ``chunks`` gets the sizes that were used.
     """
     found: dict[int, T] = {}
-    answers: dict[int, Tensor | None] = dict.fromkeys(range(len(jobs)))
+    answers: dict[int, Any] = dict.fromkeys(range(len(jobs)))
     while answers:
-        asked: dict[int, Request] = {}
+        asked: dict[int, Request | list[Request]] = {}
         for i, answer in answers.items():
             try:
-                asked[i] = jobs[i].send(answer)  # type: ignore[arg-type]
+                asked[i] = jobs[i].send(answer)
             except StopIteration as end:
                 found[i] = end.value
-        answers = dict(zip(asked, score(list(asked.values()), chunks), strict=True))
+        each = [one if isinstance(one, list) else [one] for one in asked.values()]
+        scores = iter(score([request for own in each for request in own], chunks))
+        answers = {
+            i: list(islice(scores, len(one))) if isinstance(one, list) else next(scores) for i, one in asked.items()
+        }
     return [found[i] for i in range(len(jobs))]
 
 
@@ -174,46 +216,54 @@ class Run:
         first = self.requests[0]
         total, done = sum(request.count for request in self.requests), 0
         self.chunk = first_chunk(first.view, first.length)
-        parts: list[list[Tensor]] = [[] for _ in self.requests]
+        parts: list[Tensor] = []
         with torch.inference_mode(), unchanged(), counted(total, first.name) as bar:
             while done < total:
-                pieces = self._pieces(done, min(done + self.chunk, total))
-                read = self._try(pieces)
+                stop = min(done + self.chunk, total)
+                read = self._try(self._pieces(done, stop))
                 if read is None:  # only now is what the failed chunk held free
                     self.chunk = max(1, self.chunk // 2)
                     torch.cuda.empty_cache()
                     continue
-                for (i, _), values in zip(pieces, read, strict=True):
-                    parts[i].append(values)
-                count = sum(part.stop - part.start for _, part in pieces)
-                done += count
-                bar.update(count)
-        return [torch.cat(own).clone() for own in parts]
+                parts.append(read)
+                bar.update(stop - done)
+                done = stop
+        found = torch.cat(parts).clone()  # no longer of inference mode
+        return list(found.split([request.count for request in self.requests]))
 
-    def _pieces(self, start: int, stop: int) -> list[tuple[int, slice]]:
+    def _pieces(self, start: int, stop: int) -> list[tuple[Request, slice]]:
         """Rows start…stop of all requests in a row, as slices of each."""
         pieces, first = [], 0
-        for i, request in enumerate(self.requests):
+        for request in self.requests:
             part = slice(max(start - first, 0), min(stop - first, request.count))
             if part.start < part.stop:
-                pieces.append((i, part))
+                pieces.append((request, part))
             first += request.count
         return pieces
 
-    def _try(self, pieces: list[tuple[int, slice]]) -> list[Tensor] | None:
-        """What each piece reads; None if memory ran out."""
+    def _try(self, pieces: list[tuple[Request, slice]]) -> Tensor | None:
+        """What is read of these rows; None if memory ran out."""
         first = self.requests[0]
+        sizes = torch.tensor([size(part) for _, part in pieces])
+        about = torch.tensor([request.about for request, _ in pieces]).repeat_interleave(sizes, dim=0)
         try:
-            inputs = zip(*(self.requests[i].inputs(part) for i, part in pieces), strict=True)
-            joined = [own[0] if len(own) == 1 else torch.cat(own) for own in inputs]
+            inputs = first.inputs(pieces)
             with torch.autocast(first.view.device.type, torch.bfloat16, enabled=first.reduced and gains(first.view)):
-                logits = first.logits(*joined)
-            split = logits.split([part.stop - part.start for _, part in pieces])
-            return [self.requests[i].read(own) for (i, _), own in zip(pieces, split, strict=True)]
+                logits = first.logits(*inputs)
+            return first.reading(first.view, logits, about.to(logits.device))
         except torch.OutOfMemoryError:
             if self.chunk == 1:
                 raise
             return None
+
+
+def joined(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def size(part: slice) -> int:
+    count: int = part.stop - part.start
+    return count
 
 
 def gains(view: View) -> bool:
@@ -224,8 +274,8 @@ def gains(view: View) -> bool:
 def first_chunk(view: View, length: int) -> int:
     """The chunk to start with: what fits into half of the free memory."""
     width = view.blocks[0].norm1.width if isinstance(view, ViT) else 1024
-    size = torch.finfo(view.dtype).bits // 8
-    fits = min(free_memory(view.device) // 2, MOST_BYTES) // (length * width * size * WIDEST)
+    number = torch.finfo(view.dtype).bits // 8
+    fits = min(free_memory(view.device) // 2, MOST_BYTES) // (length * width * number * WIDEST)
     most = CPU_CHUNK if view.device.type == "cpu" else LADDER[0]
     return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
 

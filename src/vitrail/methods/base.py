@@ -138,6 +138,10 @@ class Method:
             raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
         return Attribution(_at_least_single(found.map), {k: _at_least_single(v) for k, v in found.extras.items()})
 
+    def given(self) -> dict[str, Any]:
+        """The parameters that are not at their default."""
+        return {name: getattr(self, name) for name, usual in self.parameters().items() if getattr(self, name) != usual}
+
     @classmethod
     def parameters(cls) -> dict[str, Any]:
         """The parameters and their defaults."""

@@ -30,7 +30,8 @@ class MaskMethod(Method):
         raise NotImplementedError
 
     def scorer(self, target: Tensor, against: Tensor | None, output: str) -> Scorer:
-        return Scorer(view=self.model, target=target, against=against, output=output, name=self.info.name)
+        rival = None if against is None else int(against)
+        return Scorer(view=self.model, target=int(target), against=rival, output=output, name=self.info.name)
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         rivals = [None] * len(images) if against is None else list(against.split(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from vitrail.engine.ops import Walk
 from vitrail.engine.rules import Plain, attention_scores, softmax
-from vitrail.engine.scoring import Request, Scorer, first_chunk, picture_length
+from vitrail.engine.scoring import Reading, Request, Scorer, first_chunk, joined, picture_length, size
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
 from vitrail.methods.layerwise import Output
@@ -26,7 +27,8 @@ from vitrail.methods.masking import (
     upsampled,
 )
 from vitrail.methods.registry import method
-from vitrail.methods.vit_cx import CHANNELS, extremes
+from vitrail.methods.vit_cx import channels, extremes
+from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
 Space = Literal["pixels", "tokens"]
@@ -76,7 +78,7 @@ class Rise(SturdyMaskMethod):
             return (yield from self._by_tokens(scorer, image, count, share))
         masks = SmoothMasks(count, self.cells, share, image, self.seed)
         scores = yield scorer.images(count, lambda part: image * masks(part)[:, None].to(image.dtype))
-        weighted, _ = sum_over_masks(scores, masks, masks.size, CHANNELS)
+        weighted, _ = sum_over_masks(scores, masks, masks.size, channels(image))
         return weighted / (count * share), {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
 
     def _by_tokens(self, scorer: Scorer, image: Tensor, count: int, share: float) -> Explained:
@@ -209,7 +211,7 @@ class ScoreCam(SturdyMaskMethod):
             return upsampled(coarse[part], size)
 
         scores = yield scorer.images(len(coarse), lambda part: image * make(part)[:, None].to(image.dtype))
-        return sum_over_masks(scores, make, size, CHANNELS)[0], {"mean_score": scores.mean()}
+        return sum_over_masks(scores, make, size, channels(image))[0], {"mean_score": scores.mean()}
 
 
 def library_masks(features: Tensor, size: tuple[int, int]) -> Tensor:
@@ -248,14 +250,26 @@ class MutedTokens(Request):
     tokens: Tensor
     factors: Tensor
 
-    def inputs(self, part: slice) -> tuple[Tensor, ...]:
-        factors = self.factors[part]
-        return self.tokens.expand(len(factors), -1, -1), factors
+    @staticmethod
+    def inputs(pieces: Sequence[tuple[MutedTokens, slice]]) -> tuple[Tensor, ...]:
+        tokens = joined([request.tokens.expand(size(part), -1, -1) for request, part in pieces])
+        return tokens, joined([request.factors[part] for request, part in pieces])
 
     def logits(self, *inputs: Tensor) -> Tensor:
         assert isinstance(self.view, ViT)
         tokens, factors = inputs
         return Walk(self.view.architecture(), Muted(factors)).encode(tokens)
+
+
+@dataclass(frozen=True)
+class Surprise(Reading):
+    """−log p of a class, minus that of the class it is opposed to."""
+
+    opposed: bool = False
+
+    def __call__(self, view: View, logits: Tensor, about: Tensor) -> Tensor:
+        surprise = -view.log_probabilities(logits).gather(1, about)
+        return surprise[:, 0] - surprise[:, 1] if self.opposed else surprise[:, 0]
 
 
 @method("atman", family="mask", signed=True, cost=(196, 0), paper="Deb et al. 2023")
@@ -281,19 +295,13 @@ class AtMan(TokenMethod, MaskMethod):
             view=view,
             count=len(factors),
             length=tokens.shape[1] * 4,  # the attention maps are held
-            read=lambda logits: -self.log_probability(logits, target, against),
+            reading=Surprise(against is not None),
+            about=(int(target),) if against is None else (int(target), int(against)),
             name=self.info.name,
             tokens=tokens,
             factors=factors,
         )
         return (surprise[1:] - surprise[0]).unflatten(0, view.grid), {}
-
-    def log_probability(self, logits: Tensor, target: Tensor, against: Tensor | None) -> Tensor:
-        """log p of the class, minus that of the class it is opposed to."""
-        scores = self.model.class_scores(logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits)
-        single = self.model.output == "sigmoid" or logits.shape[1] == 1
-        logs = F.logsigmoid(scores) if single else scores.log_softmax(1)
-        return logs[:, int(target)] - (0 if against is None else logs[:, int(against)])
 
     def factors(self, tokens: Tensor, prefix: int) -> Tensor:
         """(N, n): the factor of each key when a patch is muted."""

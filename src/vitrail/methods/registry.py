@@ -140,7 +140,7 @@ def compose(base: str, aggregation: str) -> type[Method]:
     return AGGREGATORS[aggregation].of(cls)
 
 
-def build_method(name: str, model: View, **params: Any) -> Method:
+def build_method(name: str, model: View, /, **params: Any) -> Method:
     """A method ready to use on a model; unknown parameters are an error that lists the known ones."""
     cls = get_method(name)
     known = {**cls.parameters(), "shape": "map"}

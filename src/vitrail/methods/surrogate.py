@@ -110,7 +110,9 @@ class KernelShap(SubsetMethod):
         empty, full = yield from self.scores(scorer, image, ends)
         scores = yield from self.scores(scorer, image, present)
         values = shapley_fit(present, scores, empty, full)
-        extras = {"samples": scores.new_tensor(len(scores)), "completeness_gap": (values.sum() - (full - empty)).abs()}
+        gained = full - empty
+        gap = (values.sum() - gained).abs() / gained.abs().clamp(min=1)  # relative, as of other methods
+        extras = {"samples": scores.new_tensor(len(scores)), "completeness_gap": gap}
         return values.view(rows, columns), extras
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from vitrail.methods.masking import Explained, SturdyMaskMethod, drawn, patch_fe
 from vitrail.methods.registry import method
 from vitrail.models.vit import ViT
 
-CHANNELS = 64  # feature maps held at image size at once
+CHANNELS = {"cpu": 64, "cuda": 256}  # feature maps held at image size at once
 RANDOM_MASKS = 5000  # of the paper's variant 2
 
 
@@ -65,7 +66,7 @@ class VitCx(SturdyMaskMethod):
             return upsampled(coarse[part], size) * stretch[part, None, None] + shift[part, None, None]
 
         scores = yield from self.scores(scorer, image, make, len(coarse))
-        weighted, coverage = sum_over_masks(scores, make, size, CHANNELS)
+        weighted, coverage = sum_over_masks(scores, make, size, channels(image))
         extras = {"masks": scores.new_tensor(len(scores)), "mean_score": scores.mean()}
         if similarity is not None:
             extras["mask_similarity"] = similarity
@@ -147,8 +148,12 @@ class VitCx(SturdyMaskMethod):
 
 def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The smallest and largest value of each map (D, h, w) at image size, a few maps at a time."""
-    parts = [upsampled(maps[i : i + CHANNELS], size) for i in range(0, len(maps), CHANNELS)]
-    return torch.cat([p.amin((1, 2)) for p in parts]), torch.cat([p.amax((1, 2)) for p in parts])
+    found = [upsampled(part, size).flatten(1) for part in maps.split(channels(maps))]
+    return torch.cat([part.amin(1) for part in found]), torch.cat([part.amax(1) for part in found])
+
+
+def channels(like: Tensor) -> int:
+    return CHANNELS.get(like.device.type, 64)
 
 
 def cosine(maps: Tensor, stretch: Tensor, shift: Tensor, size: tuple[int, int]) -> Tensor:
@@ -164,6 +169,7 @@ def cosine(maps: Tensor, stretch: Tensor, shift: Tensor, size: tuple[int, int]) 
     return inner / (length[:, None] * length[None]).clamp(min=torch.finfo(flat.dtype).tiny)
 
 
+@lru_cache(maxsize=16)
 def bilinear(cells: int, pixels: int) -> Tensor:
     """(pixels, cells): the matrix of one axis of a bilinear enlargement."""
     eye = torch.eye(cells, dtype=torch.float64)[None]

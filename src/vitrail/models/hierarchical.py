@@ -41,11 +41,29 @@ class Hierarchical(View):
         return int(self._head.out_features)
 
     @property
-    def num_stages(self) -> int:
+    def stages(self) -> list[nn.Module]:
+        """The stages, each with its blocks."""
         module: Any = self.module
         if huggingface.is_huggingface(module):
-            return len(module.config.depths)
-        return len(module.layers) if timm.is_timm(module) else (len(module.features)) // 2
+            return list(module.base_model.encoder.layers)
+        return list(module.layers if timm.is_timm(module) else module.features[1::2])
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    def layers(self) -> list[list[Tensor]]:
+        """The weights of each stage, with what merges its patches before it, then all that follows the last."""
+        layers: list[list[Tensor]] = [[] for _ in range(self.num_stages + 1)]
+        stages = [{id(p) for p in stage.parameters()} for stage in self.stages]
+        stage = -1  # before the first, where the patches are embedded
+        for parameter in self.module.parameters():
+            own = next((i for i, inside in enumerate(stages) if id(parameter) in inside), None)
+            if own is not None:
+                stage = own
+            if own is not None or stage >= 0:
+                layers[stage if own is not None else stage + 1].append(parameter.detach())
+        return layers
 
     def logits(self, images: Tensor) -> Tensor:
         pooled: list[Tensor] = []
@@ -85,12 +103,8 @@ class Hierarchical(View):
         """Collects what the last block of a stage gives; the hook goes away again, also after an error."""
         if not -self.num_stages <= stage < self.num_stages:
             raise VitrailError(f"{self.name} has {self.num_stages} stages; there is no stage {stage}.")
-        module: Any = self.module
-        if huggingface.is_huggingface(module):
-            block = module.base_model.encoder.layers[stage].blocks[-1]
-        else:
-            stages = module.layers if timm.is_timm(module) else module.features[1::2]
-            block = stages[stage].blocks[-1] if timm.is_timm(module) else stages[stage][-1]
+        last: Any = self.stages[stage]
+        block = (last.blocks if hasattr(last, "blocks") else last)[-1]
         seen: list[Tensor] = []
         hook = block.register_forward_hook(lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out))
         try:

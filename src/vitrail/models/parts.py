@@ -6,8 +6,9 @@ Tensors are detached views of the live parameters: no graph ever reaches the mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -129,3 +130,15 @@ class Architecture:
     embedding: Embedding
     blocks: tuple[Block, ...]
     head: Head
+
+
+def tensors_of(part: Any) -> Iterator[Tensor]:
+    """Every weight in a part; rotary tables are none."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from tensors_of(one)
+    elif is_dataclass(part) and not isinstance(part, Rope):
+        for own in fields(part):
+            yield from tensors_of(getattr(part, own.name))

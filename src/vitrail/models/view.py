@@ -56,6 +56,10 @@ class View:
     def num_outputs(self) -> int:
         raise NotImplementedError
 
+    def layers(self) -> list[list[Tensor]]:
+        """The weights layer by layer, in forward order, those of the head last."""
+        raise NotImplementedError
+
     @property
     def num_classes(self) -> int:
         """A head with one output has two classes: no and yes."""
@@ -87,6 +91,13 @@ class View:
         scores = self.class_scores(logits)
         scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
         return scores.sigmoid() if self.output == "sigmoid" or logits.shape[1] == 1 else scores.softmax(1)
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """The logarithms of ``probabilities``, which do not vanish where these do."""
+        scores = self.class_scores(logits)
+        scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        single = self.output == "sigmoid" or logits.shape[1] == 1
+        return torch.nn.functional.logsigmoid(scores) if single else scores.log_softmax(1)
 
     def score(self, logits: Tensor, target: Tensor | None, against: Tensor | None, output: str) -> Tensor:
         """(B,): the explained number, z_target or p_target, minus that of ``against`` where given."""

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from vitrail.engine.ops import Walk
 from vitrail.errors import VitrailError
-from vitrail.models.parts import Architecture, Block
+from vitrail.models.parts import Architecture, Block, tensors_of
 from vitrail.models.view import View
 
-_read: ContextVar[dict[int, Architecture] | None] = ContextVar("_read", default=None)
+# Views are kept with what was read of them: the number of one that is gone would soon be another's.
+_read: ContextVar[dict[int, tuple[ViT, Architecture]] | None] = ContextVar("_read", default=None)
 
 
 @contextmanager
@@ -27,6 +28,13 @@ def unchanged() -> Iterator[None]:
         yield
     finally:
         _read.reset(token)
+
+
+def forget(view: View) -> None:
+    """The weights of this view were changed on purpose: read them again."""
+    known = _read.get()
+    if known is not None:
+        known.pop(id(view), None)
 
 
 @dataclass(eq=False)
@@ -45,8 +53,8 @@ class ViT(View):
             return self.describe()
         if id(self) not in known:
             with torch.inference_mode(False):  # gradients may pass through what is read here
-                known[id(self)] = self.describe()
-        return known[id(self)]
+                known[id(self)] = (self, self.describe())
+        return known[id(self)][1]
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -55,6 +63,20 @@ class ViT(View):
     @cached_property
     def num_layers(self) -> int:
         return len(self.blocks)
+
+    def layers(self) -> list[list[Tensor]]:
+        """The weights of each block, then those of all that follows: the live parameters, or views of them."""
+        parts = self.architecture()
+        # what a part holds may be a copy (fused biases, tables of positions): a block's own parameters are not
+        known = [block.mlp.fc2.weight.untyped_storage().data_ptr() for block in parts.blocks]
+        for container in self.module.modules():
+            owned = [[p.detach() for p in child.parameters()] for child in container.children()]
+            if len(owned) == len(known) and all(
+                any(p.untyped_storage().data_ptr() == place for p in own)
+                for own, place in zip(owned, known, strict=True)
+            ):
+                return [*owned, list(tensors_of(parts.head))]
+        raise VitrailError(f"the blocks of {self.name} are not the children of one module.")
 
     @property
     def num_outputs(self) -> int:

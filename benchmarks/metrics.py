@@ -1,0 +1,90 @@
+"""What curves cost beyond the forward passes they need.
+
+Run: python benchmarks/metrics.py [--model vit_tiny_patch16_224] [--images 2] [--device cpu]
+Insertion and deletion (224 steps each), perturbation curves (21 levels, both orders) and token curves of given maps are
+compared with the same number of bare forwards, on whole images or on subsets of the same sizes, at the best of several
+chunk sizes, in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import timm
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.data import Scenes
+from vitrail.engine.scoring import together
+from vitrail.metrics import Case, build_metric
+from vitrail.metrics.base import asked_all
+from vitrail.models.vit import ViT
+
+PIXELS = ("insertion", "deletion", "positive_auc", "negative_auc", "aopc", "log_odds")
+TOKENS = ("token_deletion_accuracy", "token_insertion_accuracy", "token_deletion_aopc", "token_insertion_aopc")
+CHUNKS = {"cpu": (16, 32, 64, 128), "cuda": (256, 512, 1024, 2048)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="vit_tiny_patch16_224")
+    parser.add_argument("--images", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    view = vitrail.wrap(timm.create_model(options.model, pretrained=False).eval().to(options.device))
+    scenes = Scenes(options.images, seed=0)
+    images = torch.stack([view.preprocess(Image.fromarray(scene.image)) for scene in scenes]).to(options.device)
+    print(
+        f"{options.model} (random weights), {options.device}, {torch.get_num_threads()} threads, {len(images)} images"
+    )
+    pixels, tokens = 2 * 225 + 2 * 21, 20
+    measured = seconds(lambda: curves(view, images, PIXELS))
+    bare = min(seconds(lambda c=chunk: forwards(view, images, pixels, c)) for chunk in CHUNKS[options.device])
+    told = f"{pixels * len(images)} masked images: {measured:.2f} s; bare forwards {bare:.2f} s"
+    print(f"{told}; ratio {measured / bare:.3f}")
+    measured = seconds(lambda: curves(view, images.repeat(20, 1, 1, 1), TOKENS))
+    bare = seconds(lambda: subsets(view, images.repeat(20, 1, 1, 1)))
+    told = f"{tokens * 20 * len(images)} token sets: {measured:.2f} s; bare encodes {bare:.2f} s"
+    print(f"{told}; ratio {measured / bare:.3f}")
+
+
+def curves(view: ViT, images: torch.Tensor, names: tuple[str, ...]) -> None:
+    maps = torch.randn(len(images), *view.grid, generator=torch.Generator().manual_seed(0)).to(images.device)
+    metrics = [build_metric(name, precision="full") for name in names]
+    cases = [Case(view, image[None], one, 0, 0, 0) for image, one in zip(images, maps, strict=True)]
+    together([asked_all(metrics, case) for case in cases])
+
+
+def forwards(view: ViT, images: torch.Tensor, each: int, chunk: int) -> None:
+    with torch.inference_mode():
+        for image in images:
+            for start in range(0, each, chunk):
+                view.logits(image.expand(min(chunk, each - start), -1, -1, -1))
+
+
+def subsets(view: ViT, images: torch.Tensor) -> None:
+    """The ten sizes of deletion and the ten of insertion, images together."""
+    patches = view.grid[0] * view.grid[1]
+    counts = [patches - step * patches // 10 for step in range(10)] + [step * patches // 10 for step in range(1, 11)]
+    with torch.inference_mode():
+        tokens = view.embed(images)
+        for count in counts:
+            keep = torch.arange(count, device=images.device).expand(len(images), -1)
+            for start in range(0, len(images), 64):
+                view.encode(tokens[start : start + 64], keep[start : start + 64])
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""``evaluate``: explain a data set by several methods and measure the maps."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.data.base import DataSet, Example
+from vitrail.engine.scoring import together
+from vitrail.errors import VitrailError
+from vitrail.explaining import BATCH, as_view, check_finite
+from vitrail.methods.base import Method
+from vitrail.methods.registry import build_method
+from vitrail.metrics.annotations import annotated, class_map
+from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, asked_all, build_metric
+from vitrail.metrics.calls import join_call, split_call, split_list
+from vitrail.models.view import View
+from vitrail.models.vit import unchanged
+from vitrail.progress import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Explained = Literal["predicted", "label"]
+Called = str | tuple[str, Mapping[str, Any]]
+
+# Which class each paper explains and scores; both where its table has both.
+EXPLAINED: dict[str, tuple[Explained, ...]] = {
+    "tis": ("label",),
+    "skipplus": ("label",),
+    "vtranm": ("predicted", "label"),
+}
+
+
+def evaluate(
+    model: View | nn.Module | str,
+    data: Any,
+    methods: Sequence[Called | Method] | str | None = None,
+    metrics: Sequence[Called | Metric] | str | None = None,
+    *,
+    target: Explained | None = None,
+    protocol: str | None = None,
+    images: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    curves: bool = False,
+    strict: bool = False,
+) -> pd.DataFrame:
+    """Explains every image by every method and measures every map: one row per image, method and metric.
+
+    Args:
+        model: a view, a module that ``wrap`` takes, or a name that ``load`` takes.
+        data: a data set, what ``vitrail.data.open_data`` reads ("scenes:100", "imagenet:DIR", a folder), or images.
+        methods: names, names with parameters ("rise(masks=256)" or ("rise", {"masks": 256})), or methods; None = the
+            model's default method.
+        metrics: likewise; None = insertion and deletion.
+        target: the class that is explained and scored, "predicted" (the default) or "label".
+        protocol: a paper, for all metrics that know it; it also says which class is explained.
+        images: so many images, drawn by ``seed``; None = all.
+        batch_size: images at a time; None = by device.
+        curves: adds a column with the curves.
+        strict: a broken image is an error; otherwise it is left out, counted and told.
+
+    The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained and
+    seconds (of the explanation), and parts where the value of a data set is made of more than values; ``summarise``
+    makes means and intervals of them. What was left out is in ``attrs["skipped"]``.
+    """
+    import pandas as pd
+
+    view, found, skipped = as_view(model), list[Row](), dict[str, str]()
+    chosen = open_examples(data, images, seed)
+    plan = Plan(
+        view, build_methods(view, methods), build_metrics(metrics, protocol), explained_classes(target, protocol)
+    )
+    remap = class_map(view, chosen)
+    for batch in batches(chosen, batch_size or BATCH.get(view.device.type, 4), skipped, strict):
+        found += plan.measure(batch, remap, check=not found)
+    if not found:
+        told = f": {len(skipped)} were broken ({next(iter(skipped.values()))})" if skipped else ""
+        raise VitrailError(f"{chosen.name} has no image that could be measured{told}.")
+    if skipped:
+        first = next(iter(skipped.values()))
+        warnings.warn(f"{len(skipped)} of {len(chosen)} images were left out; the first: {first}", stacklevel=2)
+    frame = pd.DataFrame([row.as_dict() for row in found])
+    dropped = [name for name, wanted in (("curve", curves), ("parts", frame["parts"].notna().any())) if not wanted]
+    frame = frame.drop(columns=dropped)
+    frame.attrs["skipped"] = skipped
+    return frame
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    image: str
+    method: str
+    params: str
+    metric: str
+    scored: Scored
+    target: int
+    explained: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("image", "method", "params", "metric")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "value": self.scored.value,
+            "target": self.target,
+            "explained": self.explained,
+            "seconds": self.seconds,
+            "curve": self.scored.curve,
+            "parts": self.scored.parts,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done with each batch of images."""
+
+    view: View
+    methods: Sequence[Method]
+    metrics: Sequence[Metric]
+    explained: Sequence[Explained]
+
+    def measure(self, examples: Sequence[Example], remap: Callable[[int], int], check: bool = False) -> Iterator[Row]:
+        """The rows of a batch; ``check`` refuses a metric that none of these images can be measured by."""
+        view = self.view
+        pixels = view.check_images(torch.stack([view.preprocess(one.image) for one in examples]))
+        with torch.no_grad():
+            logits = view.logits(pixels)
+        check_finite(view, logits)
+        predicted = view.class_scores(logits).argmax(1).tolist()
+        labels = [None if one.label is None else remap(one.label) for one in examples]
+        for kind in self.explained:
+            if kind == "label" and None in labels:
+                raise VitrailError('target="label" explains the true class, which not every image has.')
+            targets = predicted if kind == "predicted" else [int(label or 0) for label in labels]
+            known = [
+                {
+                    "view": view,
+                    "pixels": pixels[i : i + 1],
+                    "target": targets[i],
+                    "predicted": predicted[i],
+                    "label": labels[i],
+                    **annotated(view, one, targets[i], labels[i], remap),
+                }
+                for i, one in enumerate(examples)
+            ]
+            with unchanged():
+                rows = list(self._measure(examples, pixels, known, kind, check))
+            yield from rows
+
+    def _measure(
+        self, examples: Sequence[Example], pixels: Tensor, known: list[dict[str, Any]], kind: str, check: bool
+    ) -> Iterator[Row]:
+        """Explains by each method; then all maps of the batch are measured together."""
+        of_maps = [one for one in self.metrics if isinstance(one, MapMetric)]
+        of_methods = [one for one in self.metrics if isinstance(one, MethodMetric)]
+        explained: list[tuple[Method, list[Case], float, list[list[Scored]]]] = []
+        for method in self.methods:
+            begin = time.perf_counter()
+            found = method.explain(pixels, [one["target"] for one in known])
+            seconds = (time.perf_counter() - begin) / len(examples)
+            extras = [{name: float(values[i]) for name, values in found.extras.items()} for i in range(len(examples))]
+            cases = [Case(map=found.map[i], extras=extras[i], **one) for i, one in enumerate(known)]
+            if check:
+                self._check(of_maps, cases)
+            again = [metric.measure(method, cases) for metric in of_methods]
+            explained.append((method, cases, seconds, again))
+        jobs = [asked_all(of_maps, case) for _, cases, _, _ in explained for case in cases]
+        measured = iter(together(jobs))
+        for method, _, seconds, again in explained:
+            name, params = method.info.name, json.dumps(method.given(), sort_keys=True)
+            for i, example in enumerate(examples):
+                scores: list[tuple[Metric, Scored]] = [*zip(of_maps, next(measured), strict=True)]
+                scores += [(metric, own[i]) for metric, own in zip(of_methods, again, strict=True)]
+                for metric, scored in scores:
+                    called = join_call(metric.info.name, metric.given())
+                    yield Row(example.id, name, params, called, scored, known[i]["target"], kind, seconds)
+
+    def _check(self, metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
+        for metric in metrics:
+            lacking = [case.lacks(metric.info.needs) for case in cases]
+            if all(lacking) and metric.info.needs not in ("completeness", "objects"):  # which not every image has
+                raise VitrailError(
+                    f"{metric.info.name} needs {lacking[0]}, which none of the first {len(cases)} images offers: leave "
+                    "the metric out, or use data (or a model) that has it."
+                )
+
+
+def open_examples(data: Any, images: int | None, seed: int) -> DataSet:
+    """The data set, or so many images of it."""
+    from vitrail.data.opening import open_data
+
+    found = open_data(data)
+    if not len(found):
+        raise VitrailError(f"{found.name} is empty: expected at least one image.")
+    return found if images is None or images >= len(found) else found.subset(images, seed)
+
+
+def batches(data: DataSet, size: int, skipped: dict[str, str], strict: bool) -> Iterator[list[Example]]:
+    """Examples so many at a time; broken ones are noted in ``skipped``, or raised where ``strict``."""
+    if size < 1:
+        raise VitrailError(f"batch_size must be at least 1, but got {size}.")
+    ids, batch = data.ids, list[Example]()
+    with counted(len(ids), "evaluate", "image") as bar:
+        for position, name in enumerate(ids):
+            try:
+                batch.append(data[position])
+            except VitrailError as error:
+                if strict:
+                    raise
+                skipped[name] = str(error)
+                bar.update(1)
+            if batch and (len(batch) == size or position == len(ids) - 1):
+                yield batch
+                bar.update(len(batch))
+                batch = []
+
+
+def build_methods(view: View, methods: Sequence[Called | Method] | str | None) -> list[Method]:
+    """Methods from names, calls or methods."""
+    from vitrail.explaining import default_method
+
+    asked = [default_method(view)] if methods is None else split_list(methods) if isinstance(methods, str) else methods
+    built = []
+    for one in asked:
+        if isinstance(one, Method):
+            if one.model is not view:
+                raise VitrailError(f"the method {one.info.name} was built for another model.")
+            built.append(one)
+        else:
+            name, params = split_call(one) if isinstance(one, str) else one
+            built.append(build_method(name, view, **params))
+    return built
+
+
+def build_metrics(metrics: Sequence[Called | Metric] | str | None, protocol: str | None = None) -> list[Metric]:
+    """Metrics from names, calls or metrics; those that know the protocol get it unless they have one of their own."""
+    asked = (
+        ("insertion", "deletion") if metrics is None else split_list(metrics) if isinstance(metrics, str) else metrics
+    )
+    built, known = [], False
+    for one in asked:
+        if isinstance(one, Metric):
+            built.append(one)
+            continue
+        name, params = split_call(one) if isinstance(one, str) else (one[0], dict(one[1]))
+        metric = build_metric(name, **params)
+        if protocol in metric.info.protocols and "protocol" not in params and protocol != "default":
+            metric = build_metric(name, protocol=protocol, **params)
+        known |= protocol in metric.info.protocols
+        built.append(metric)
+    if protocol is not None and not known:
+        raise VitrailError(
+            f"none of these metrics has the protocol {protocol!r}; `vitrail metrics` lists what each knows."
+        )
+    return built
+
+
+def explained_classes(target: str | None, protocol: str | None) -> tuple[Explained, ...]:
+    """Which classes are explained: as asked, else as the paper does, else the predicted one."""
+    if target is None:
+        return EXPLAINED.get(protocol or "", ("predicted",))
+    if target not in ("predicted", "label"):
+        raise VitrailError(f'target must be "predicted" or "label", but got {target!r}.')
+    return (target,)  # type: ignore[return-value]

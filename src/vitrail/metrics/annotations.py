@@ -1,0 +1,88 @@
+"""What people drew, as the model sees it: objects through the crop and resize of their image, classes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.base import DataSet, Example, Object, tight_box
+from vitrail.errors import VitrailError
+from vitrail.metrics.base import Box
+from vitrail.models.view import View
+
+
+def annotated(
+    view: View, example: Example, target: int, label: int | None, remap: Callable[[int], int]
+) -> dict[str, Any]:
+    """The objects of an image as a case takes them: region, boxes, others, ignore at the model input.
+
+    The region is that of the objects of the explained class; where there are none, of the image's own class, which is
+    what people drew: a wrong prediction is explained by what is there.
+    """
+    labelled = [(None if o.label is None else remap(o.label), o) for o in example.objects]
+    own = [o for index, o in labelled if index in (target, None)] or [o for index, o in labelled if index == label]
+    drawn = [box for box in map(_box, own) if box is not None]
+    fit, device = view.preprocessing, view.device
+    region, others = (_region(view, example, some) for some in (own, [o for _, o in labelled if o not in own]))
+    return {
+        "region": None if region is None else region.to(device),
+        "from_masks": bool(own) and all(o.mask is not None for o in own),
+        "boxes": fit.boxes(drawn, example.image.size) if own else None,
+        "others": None if others is None else others.to(device),
+        "ignore": None if example.ignore is None else fit.mask(example.ignore).to(device),
+    }
+
+
+def _box(item: Object) -> Box | None:
+    return item.box if item.box is not None or item.mask is None else tight_box(item.mask)
+
+
+def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor | None:
+    """(H, W) bool: the pixels of the model input that show any of the objects."""
+    if not objects:
+        return None
+    region = torch.zeros(view.size, dtype=torch.bool)
+    for item in objects:
+        if item.mask is not None:
+            region |= view.preprocessing.mask(item.mask)
+        elif item.box is not None:
+            region |= painted(view.preprocessing.boxes([item.box], example.image.size), view.size)
+    return region
+
+
+def painted(boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
+    """(H, W) bool: the pixels whose centre lies in a box (x0, y0, x1, y1)."""
+    rows, columns = (torch.arange(length) + 0.5 for length in size)
+    inside = torch.zeros(size, dtype=torch.bool)
+    for x0, y0, x1, y1 in map(check_box, boxes):
+        inside |= ((rows >= y0) & (rows < y1))[:, None] & ((columns >= x0) & (columns < x1))
+    return inside
+
+
+def check_box(box: Sequence[float]) -> Box:
+    if len(box) != 4 or not (box[0] < box[2] and box[1] < box[3]):
+        raise VitrailError(f"a box is (x0, y0, x1, y1) with x0 < x1 and y0 < y1, but got {tuple(box)}.")
+    return box[0], box[1], box[2], box[3]
+
+
+def class_map(view: View, data: DataSet) -> Callable[[int], int]:
+    """From the data set's classes to the model's: by name where each name fits one class, else as they are numbered.
+
+    That is an error where their numbers differ: class 3 of ten is not class 3 of a thousand.
+    """
+    names = data.labels
+    if names is None or view.labels is None or list(names) == list(view.labels):
+        return lambda label: label
+    try:
+        indices = [view.class_index(name) for name in names]
+    except VitrailError as error:
+        if len(names) == view.num_classes:
+            return lambda label: label
+        raise VitrailError(
+            f"{data.name} has {len(names)} classes and {view.name} has {view.num_classes}, whose names do not match "
+            f"({error}) Give a model with the data set's classes, or its labels=."
+        ) from None
+    return lambda label: indices[label]

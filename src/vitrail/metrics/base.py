@@ -1,0 +1,278 @@
+"""What a metric is: a class with parameters, registered under a name, that measures maps or methods."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from functools import cached_property
+from importlib import import_module
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.engine.scoring import Asking
+from vitrail.errors import VitrailError
+from vitrail.methods.base import Method
+from vitrail.methods.parameters import check_parameters
+from vitrail.models.view import View
+from vitrail.models.vit import ViT
+
+Box = tuple[float, float, float, float]
+Needs = Literal["map", "tokens", "label", "region", "mask", "boxes", "objects", "method", "completeness"]
+
+MODULES = ("perturbation", "tokens", "localization", "boxes", "complexity", "robustness", "sanity")
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """What is known of a metric before it runs."""
+
+    name: str
+    family: str
+    higher_is_better: bool
+    needs: Needs
+    protocols: tuple[str, ...]
+    params: dict[str, Any]
+    paper: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a metric found for one map: a value (NaN = it does not apply), the curve it is the area of, and ``parts``.
+
+    ``parts`` are the numbers from which the value of a whole data set is made, where that is not the mean of values.
+    """
+
+    value: float
+    curve: list[float] | None = None
+    parts: list[float] | None = None
+    extras: dict[str, float] = field(default_factory=dict)
+
+
+NOT_APPLICABLE = Scored(float("nan"))
+
+
+@dataclass
+class Case:
+    """One map to measure: the image it explains, the class, and what is known to be there.
+
+    ``region`` (H, W) shows the objects of the explained class at the model input, ``others`` those of other classes,
+    ``ignore`` pixels of unknown class; ``boxes`` are the objects' boxes at the model input.
+    """
+
+    view: View
+    pixels: Tensor  # (1, 3, H, W), normalised
+    map: Tensor  # (rows, columns) or (H, W)
+    target: int
+    predicted: int
+    label: int | None = None
+    region: Tensor | None = None
+    from_masks: bool = False  # whether the region comes from masks, not from boxes
+    boxes: Sequence[Box] | None = None
+    others: Tensor | None = None
+    ignore: Tensor | None = None
+    extras: dict[str, float] = field(default_factory=dict)
+    known: dict[Any, Tensor] = field(default_factory=dict)  # answers that several metrics share
+
+    def __post_init__(self) -> None:
+        if self.map.ndim != 2 or not self.map.numel() or not self.map.is_floating_point():
+            raise VitrailError(
+                f"a map must be (rows, columns) of floats, but got {tuple(self.map.shape)} of {self.map.dtype}."
+            )
+        if not self.map.isfinite().all():
+            wrong = int((~self.map.isfinite()).sum())
+            raise VitrailError(
+                f"a map must hold finite numbers, but {wrong} of {self.map.numel()} values are NaN or infinite."
+            )
+        for name in ("region", "others", "ignore"):
+            mask = getattr(self, name)
+            if mask is not None and tuple(mask.shape) != self.size:
+                raise VitrailError(
+                    f"{name} has shape {tuple(mask.shape)}, expected that of the model input {self.size}."
+                )
+        for name in ("target", "label"):
+            index = getattr(self, name)
+            if index is not None and not 0 <= index < self.view.num_classes:
+                raise VitrailError(
+                    f"{name} {index} is outside the {self.view.num_classes} classes of {self.view.name}: does the data "
+                    "set number its classes as the model does?"
+                )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.pixels.shape[-2], self.pixels.shape[-1]
+
+    @cached_property
+    def on_input(self) -> Tensor:
+        """The map at the size of the model input, bilinear."""
+        if tuple(self.map.shape) == self.size:
+            return self.map
+        return F.interpolate(self.map[None, None], size=self.size, mode="bilinear", align_corners=False)[0, 0]
+
+    @cached_property
+    def ties(self) -> float:
+        """The share of cells whose value another cell has too, at the size of the model input."""
+        return tie_fraction(self.on_input)
+
+    @cached_property
+    def on_grid(self) -> Tensor:
+        """The map on the patches; a pixel map is averaged over each."""
+        assert isinstance(self.view, ViT)
+        if tuple(self.map.shape) == self.view.grid:
+            return self.map
+        return F.adaptive_avg_pool2d(self.map[None, None], self.view.grid)[0, 0]
+
+    def lacks(self, needs: Needs) -> str | None:
+        """What is missing here for a metric with these needs; None if nothing is."""
+        missing: dict[str, str | None] = {
+            "tokens": None if isinstance(self.view, ViT) else "a model with tokens",
+            "label": None if self.label is not None else "the true class",
+            "region": None if self.region is not None else "boxes or masks",
+            "mask": None if self.region is not None and self.from_masks else "masks",
+            "boxes": None if self.boxes else "boxes",
+            "objects": None if self.region is not None and self.others is not None else "objects of two classes",
+            "completeness": None if "completeness_gap" in self.extras else "a method that promises to be complete",
+        }
+        return missing.get(needs)
+
+
+@dataclass(kw_only=True)
+class Metric:
+    """Base of all metrics. Its fields are its parameters."""
+
+    info: ClassVar[MetricInfo]
+
+    def __post_init__(self) -> None:
+        check_parameters(type(self), {name: getattr(self, name) for name in self.parameters()})
+
+    @classmethod
+    def parameters(cls) -> dict[str, Any]:
+        """The parameters and their defaults."""
+        return {f.name: f.default for f in fields(cls)}
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Direction of this metric with these parameters."""
+        return self.info.higher_is_better
+
+    def given(self) -> dict[str, Any]:
+        """The parameters that are not at their default."""
+        return {name: getattr(self, name) for name, usual in self.parameters().items() if getattr(self, name) != usual}
+
+    @staticmethod
+    def combine(parts: Tensor) -> Tensor:
+        """(…, images, numbers) → (…,): the value of a data set from the ``parts`` of its images."""
+        raise NotImplementedError
+
+
+class MapMetric(Metric):
+    """A metric of one map. It may put questions to the model: curves are asked for, not computed alone."""
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        """Measures one case; yields what it wants the model to score."""
+        return self.score(case)
+        yield  # makes this a generator
+
+    def score(self, case: Case) -> Scored:
+        raise NotImplementedError
+
+
+class MethodMetric(Metric):
+    """A metric of a method: it explains again, other inputs or other models."""
+
+    def measure(self, method: Method, cases: Sequence[Case]) -> list[Scored]:
+        raise NotImplementedError
+
+
+M = TypeVar("M", bound=type[Metric])
+
+_METRICS: dict[str, type[Metric]] = {}
+
+
+def metric(
+    name: str,
+    *,
+    family: str = "custom",
+    higher_is_better: bool,
+    needs: Needs = "map",
+    protocols: tuple[str, ...] = ("default",),
+    paper: str = "",
+) -> Callable[[M], M]:
+    """Registers a metric: a dataclass derived from ``MapMetric`` or ``MethodMetric``."""
+
+    def register(cls: M) -> M:
+        if name in _METRICS and _METRICS[name].__module__ != cls.__module__:
+            raise VitrailError(f"there is already a metric {name!r}: choose another name.")
+        summary = (inspect.getdoc(cls) or "").split("\n")[0]
+        cls.info = MetricInfo(name, family, higher_is_better, needs, protocols, cls.parameters(), paper, summary)
+        _METRICS[name] = cls
+        return cls
+
+    return register
+
+
+def list_metrics(pattern: str = "*") -> dict[str, MetricInfo]:
+    """Every metric whose name fits the glob."""
+    return {name: cls.info for name, cls in sorted(_registered().items()) if fnmatchcase(name, pattern)}
+
+
+def get_metric(name: str) -> type[Metric]:
+    """The class of a metric, by name."""
+    wanted = name.strip().lower()
+    if wanted not in _registered():
+        close = difflib.get_close_matches(wanted, [*_registered()], n=3, cutoff=0.5)
+        hint = f" Did you mean {', '.join(close)}?" if close else ""
+        raise VitrailError(f"there is no metric {name!r}.{hint} `vitrail metrics` lists them.")
+    return _registered()[wanted]
+
+
+def build_metric(name: str, /, **params: Any) -> Metric:
+    """A metric ready to use; unknown parameters are an error that lists the known ones."""
+    cls = get_metric(name)
+    unknown = [key for key in params if key not in cls.parameters()]
+    if unknown:
+        told = ", ".join(f"{key}={value!r}" for key, value in cls.parameters().items()) or "none"
+        raise VitrailError(f"{name} has no parameter {', '.join(unknown)}; it has: {told}.")
+    return cls(**params)
+
+
+def asked_all(metrics: Sequence[MapMetric], case: Case) -> Generator[Any, Any, list[Scored]]:
+    """Measures one case by several metrics, which share what the model answered."""
+    found = []
+    for one in metrics:
+        found.append(NOT_APPLICABLE if case.lacks(one.info.needs) else (yield from one.ask(case)))
+    case.known.clear()
+    return found
+
+
+def tie_fraction(values: Tensor) -> float:
+    """The share of cells whose value another cell has too."""
+    _, counts = values.flatten().unique(return_counts=True)
+    return float(counts[counts > 1].sum() / values.numel())
+
+
+def check_seed(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise VitrailError(f"seed must be between 0 and 2^63, but got {seed}.")
+    return seed
+
+
+def average(values: Tensor) -> float:
+    return float(values.double().mean())
+
+
+def trapezoid(values: Tensor) -> float:
+    """The area under points of equal distance over an axis of length 1."""
+    return float(torch.trapezoid(values.double()) / (len(values) - 1)) if len(values) > 1 else float(values[0])
+
+
+def _registered() -> dict[str, type[Metric]]:
+    for module in MODULES:
+        import_module(f"vitrail.metrics.{module}")
+    return _METRICS

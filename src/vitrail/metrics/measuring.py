@@ -1,0 +1,180 @@
+"""Metrics in people's own loops: ``measure`` for tensors, ``Running`` with update and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric as TorchMetric
+from torchmetrics.utilities.data import dim_zero_cat
+
+from vitrail.engine.scoring import together
+from vitrail.errors import VitrailError
+from vitrail.explaining import as_view
+from vitrail.methods.base import Method, Targets, pick, predicted
+from vitrail.metrics.annotations import check_box, painted
+from vitrail.metrics.base import (
+    Box,
+    Case,
+    MapMetric,
+    MethodMetric,
+    Metric,
+    Scored,
+    asked_all,
+    build_metric,
+)
+from vitrail.metrics.calls import split_call
+from vitrail.metrics.statistics import interval
+from vitrail.models.view import View
+
+
+def measure(
+    metric: str | Metric,
+    model: View | nn.Module | str,
+    images: Tensor,
+    maps: Tensor,
+    target: Targets = None,
+    *,
+    label: Targets = None,
+    masks: Tensor | None = None,
+    boxes: Sequence[Sequence[Box]] | None = None,
+    others: Tensor | None = None,
+    ignore: Tensor | None = None,
+    method: Method | None = None,
+    **params: Any,
+) -> list[Scored]:
+    """Measures maps (B, h, w) of normalised images (B, 3, H, W), one result per image.
+
+    Args:
+        metric: a name of ``list_metrics`` or a metric; ``params`` are its parameters.
+        model: what was explained.
+        images: what the model saw.
+        maps: what is measured, on patches or at the size of the input.
+        target: the explained class, one or one per image; None = the predicted one.
+        label: the true class, where the metric wants it.
+        masks: (B, H, W) bool at the size of the input: the objects of the explained class.
+        boxes: per image, instead of masks, their boxes (x0, y0, x1, y1) in pixels of the input.
+        others: (B, H, W) bool: objects of other classes.
+        ignore: (B, H, W) bool: pixels of unknown class.
+        method: the method that made the maps, for metrics that explain again.
+    """
+    chosen = _chosen(metric, params)
+    view = as_view(model)
+    with torch.inference_mode(False):
+        cases = _cases(view, images, maps, target, label, masks, boxes, others, ignore)
+        if chosen.info.needs == "completeness" and method is not None:
+            found = method.explain(images, [case.target for case in cases]).extras
+            for i, case in enumerate(cases):
+                case.extras = {name: float(values[i]) for name, values in found.items()}
+        lacking = [case.lacks(chosen.info.needs) for case in cases]
+        if all(lacking):
+            raise VitrailError(f"{chosen.info.name} needs {lacking[0]}, which was not given.")
+        if isinstance(chosen, MethodMetric):
+            if not isinstance(method, Method):
+                raise VitrailError(
+                    f"{chosen.info.name} explains again: give it the method= (an object) that made the maps."
+                )
+            if method.model is not view:
+                raise VitrailError(f"the method {method.info.name} explains another model than the one given.")
+            return chosen.measure(method, cases)
+        assert isinstance(chosen, MapMetric)
+        return [scored[0] for scored in together([asked_all([chosen], case) for case in cases])]
+
+
+class Running(TorchMetric):
+    """A metric with torchmetrics' verbs: ``update`` with each batch, ``compute`` for the mean and its interval.
+
+    ``update`` takes what ``measure`` takes after the model. The values are a state that torchmetrics gathers over
+    processes.
+    """
+
+    full_state_update = False
+    values: list[Tensor]
+    parts: list[Tensor]
+
+    def __init__(self, metric: str | Metric, model: View | nn.Module | str, **params: Any) -> None:
+        super().__init__()
+        self.metric, self.view = _chosen(metric, params), as_view(model)
+        self.add_state("values", default=[], dist_reduce_fx="cat")
+        self.add_state("parts", default=[], dist_reduce_fx="cat")
+
+    def update(self, images: Tensor, maps: Tensor, target: Targets = None, **known: Any) -> None:
+        """Measures a batch."""
+        found = measure(self.metric, self.view, images, maps, target, **known)
+        self.values.append(torch.tensor([one.value for one in found], dtype=torch.float64))
+        parts = [one.parts for one in found if one.parts is not None]
+        if parts:
+            self.parts.append(torch.tensor(parts, dtype=torch.float64))
+
+    def compute(self) -> dict[str, float]:
+        """The mean over the images that count, its 95 % interval, and their number."""
+        values = dim_zero_cat(self.values).cpu() if len(self.values) else torch.empty(0)
+        values = values[~values.isnan()]
+        if not len(values):
+            return {"mean": float("nan"), "low": float("nan"), "high": float("nan"), "n": 0}
+        if len(self.parts):
+            parts = dim_zero_cat(self.parts).cpu()
+            low, high = interval(parts.numpy(), self.metric.combine)
+            return {"mean": float(self.metric.combine(parts)), "low": low, "high": high, "n": len(values)}
+        low, high = interval(values.numpy())
+        return {"mean": float(values.mean()), "low": low, "high": high, "n": len(values)}
+
+
+def _chosen(metric: str | Metric, params: dict[str, Any]) -> Metric:
+    if isinstance(metric, Metric):
+        if params:
+            raise VitrailError(f"{metric.info.name} is built already: its parameters cannot be given again.")
+        return metric
+    name, own = split_call(metric)
+    twice = own.keys() & params.keys()
+    if twice:
+        raise VitrailError(f"{', '.join(sorted(twice))} is given twice, in {metric!r} and beside it.")
+    return build_metric(name, **own, **params)
+
+
+def _cases(
+    view: View,
+    images: Tensor,
+    maps: Tensor,
+    target: Targets,
+    label: Targets,
+    masks: Tensor | None,
+    boxes: Sequence[Sequence[Box]] | None,
+    others: Tensor | None,
+    ignore: Tensor | None,
+) -> list[Case]:
+    for name, tensor in (("images", images), ("maps", maps)):
+        if not isinstance(tensor, Tensor):
+            raise VitrailError(f"{name} must be a tensor, but got {type(tensor).__name__}: use torch.as_tensor.")
+    pixels = view.check_images(images[None] if images.ndim == 3 else images)
+    maps = (maps[None] if maps.ndim == 2 else maps).to(pixels.device)
+    count = len(pixels)
+    for name, given in (("maps", maps), ("masks", masks), ("boxes", boxes), ("others", others), ("ignore", ignore)):
+        if given is not None and len(given) != count:
+            raise VitrailError(f"{count} images were given with {len(given)} {name}: one for each is needed.")
+        if name in ("masks", "others", "ignore") and isinstance(given, Tensor) and given.is_floating_point():
+            raise VitrailError(f"{name} must be true or false for each pixel, but got {given.dtype}: cut it first.")
+    top = predicted(view, pixels)
+    targets = top if target is None else pick(view, target, count, "target")
+    labels = None if label is None else pick(view, label, count, "label")
+    cases = []
+    for i in range(count):
+        region = masks[i] if masks is not None else painted(boxes[i], view.size) if boxes is not None else None
+        cases.append(
+            Case(
+                view,
+                pixels[i : i + 1],
+                maps[i],
+                int(targets[i]),
+                int(top[i]),
+                None if labels is None else int(labels[i]),
+                None if region is None else region.to(pixels.device, torch.bool),
+                masks is not None,
+                None if boxes is None else [check_box(box) for box in boxes[i]],
+                None if others is None else others[i].to(pixels.device, torch.bool),
+                None if ignore is None else ignore[i].to(pixels.device, torch.bool),
+            )
+        )
+    return cases

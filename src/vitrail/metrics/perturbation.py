@@ -1,0 +1,199 @@
+"""Perturbation curves over pixels: insertion, deletion, positive and negative perturbation, AOPC, log-odds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from vitrail.engine.scoring import Asking
+from vitrail.errors import VitrailError
+from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, trapezoid
+from vitrail.metrics.curves import (
+    LOG_PROBABILITY,
+    PROBABILITY,
+    TOP,
+    Baseline,
+    Precision,
+    Way,
+    background,
+    even_counts,
+    pixel_curve,
+    rise_background,
+    tis_background,
+)
+
+AreaProtocol = Literal["default", "tis", "rise", "vit_cx"]
+AREA = ("default", "tis", "rise", "vit_cx")
+
+
+@dataclass(kw_only=True)
+class Area(MapMetric):
+    """The area under the probability of the explained class while pixels change.
+
+    ``baseline``: what removed pixels become, the image's mean colour, a blur of it, black, or random colours (None =
+    "mean", as the protocol says). ``protocol="tis"``: no point before the first step, plain mean, baselines in
+    normalised space. ``"rise"`` (and ``"vit_cx"``, whose text names no other): deletion to zeros of normalised space,
+    insertion from a blur by RISE's near-box kernel. ``precision="full"`` keeps a GPU from scoring in bf16.
+    """
+
+    baseline: Baseline | None = None
+    steps: int = 224
+    seed: int = 0
+    precision: Precision = "auto"
+    protocol: AreaProtocol = "default"
+
+    def curve(self, case: Case, way: Way) -> Asking[Tensor]:
+        """(points,): the probabilities."""
+        if self.baseline is not None and self.protocol in ("rise", "vit_cx"):
+            raise VitrailError(f'protocol="{self.protocol}" has baselines of its own: leave baseline= out.')
+        kind = "rise" if self.protocol in ("rise", "vit_cx") else (self.protocol, self.baseline or "mean")
+        key = (way, kind, self.steps, self.seed, self.precision)
+        if key not in case.known:
+            behind = self.background(case, way)
+            found = yield from pixel_curve(
+                case, way, self.counts(case), behind, seed=self.seed, precision=self.precision
+            )
+            case.known[key] = found[:, PROBABILITY]
+        return case.known[key]
+
+    def background(self, case: Case, way: Way) -> Tensor:
+        if self.protocol == "default":
+            return background(case, self.baseline or "mean", self.seed)
+        if self.protocol == "tis":
+            return tis_background(case, self.baseline or "mean", self.seed)
+        return rise_background(case, way)
+
+    def counts(self, case: Case) -> list[int]:
+        cells = case.size[0] * case.size[1]
+        if self.protocol == "default":
+            return even_counts(cells, self.steps)
+        if self.steps < 1:
+            raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
+        step = math.ceil(cells / self.steps)
+        if self.protocol == "tis":
+            return [min(i * step, cells) for i in range(1, self.steps + 1)]
+        return [min(i * step, cells) for i in range(math.ceil(cells / step) + 1)]
+
+    def area(self, points: Tensor) -> float:
+        return average(points) if self.protocol == "tis" else trapezoid(points)
+
+
+@metric("insertion", family="perturbation", higher_is_better=True, protocols=AREA, paper="Petsiuk et al. 2018")
+@dataclass(kw_only=True)
+class Insertion(Area):
+    """Area under the class's probability while the most important pixels appear first."""
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        points = yield from self.curve(case, "insertion")
+        return Scored(self.area(points), points.tolist(), extras={"ties": case.ties})
+
+
+@metric("deletion", family="perturbation", higher_is_better=False, protocols=AREA, paper="Petsiuk et al. 2018")
+@dataclass(kw_only=True)
+class Deletion(Area):
+    """Area under the class's probability while the most important pixels vanish first."""
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        points = yield from self.curve(case, "deletion")
+        return Scored(self.area(points), points.tolist(), extras={"ties": case.ties})
+
+
+@metric("insertion_minus_deletion", family="perturbation", higher_is_better=True, protocols=AREA, paper="TIS")
+@dataclass(kw_only=True)
+class InsertionMinusDeletion(Area):
+    """Insertion minus deletion, by the same parameters."""
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        inserted = yield from self.curve(case, "insertion")
+        deleted = yield from self.curve(case, "deletion")
+        return Scored(self.area(inserted) - self.area(deleted))
+
+
+@dataclass(kw_only=True)
+class Removal(MapMetric):
+    """What becomes of the prediction while pixels are removed in equal steps, from none to all.
+
+    ``baseline``: what removed pixels become (None = "mean"; black under ``protocol="vtranm"``). ``precision="full"``
+    keeps a GPU from scoring in bf16.
+    """
+
+    baseline: Baseline | None = None
+    steps: int = 20
+    seed: int = 0
+    precision: Precision = "auto"
+    protocol: Literal["default", "vtranm"] = "default"
+
+    least_first: ClassVar[bool] = False
+
+    def points(self, case: Case) -> Asking[Tensor]:
+        """(steps + 1, 3)."""
+        kind = self.baseline or ("black" if self.protocol == "vtranm" else "mean")
+        key = ("removal", self.least_first, kind, self.steps, self.seed, self.precision)
+        if key not in case.known:
+            counts = even_counts(case.size[0] * case.size[1], self.steps)
+            behind = background(case, kind, self.seed)
+            case.known[key] = yield from pixel_curve(
+                case,
+                "deletion",
+                counts,
+                behind,
+                seed=self.seed,
+                precision=self.precision,
+                least_first=self.least_first,
+            )
+        return case.known[key]
+
+    def right(self, case: Case) -> Asking[Scored]:
+        """The area under "the true class still comes first"; of an image without one, the class predicted."""
+        points = yield from self.points(case)
+        truth = case.predicted if case.label is None else case.label
+        still = (points[:, TOP] == truth).double()
+        return Scored(trapezoid(still), still.tolist(), extras={"ties": case.ties})
+
+
+REMOVAL_PROTOCOLS = ("default", "vtranm")
+
+
+@metric("positive_auc", family="perturbation", higher_is_better=False, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@dataclass(kw_only=True)
+class PositiveAuc(Removal):
+    """Top-1 accuracy while the most important pixels are removed first (area over 0…100 %)."""
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        return (yield from self.right(case))
+
+
+@metric("negative_auc", family="perturbation", higher_is_better=True, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@dataclass(kw_only=True)
+class NegativeAuc(Removal):
+    """Top-1 accuracy while the least important pixels are removed first (area over 0…100 %)."""
+
+    least_first: ClassVar[bool] = True
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        return (yield from self.right(case))
+
+
+@metric("aopc", family="perturbation", higher_is_better=True, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@dataclass(kw_only=True)
+class Aopc(Removal):
+    """Mean fall of the class's probability while the most important pixels are removed, the untouched image counted."""
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        points = (yield from self.points(case))[:, PROBABILITY]
+        falls = points[0] - points
+        return Scored(average(falls), falls.tolist())
+
+
+@metric("log_odds", family="perturbation", higher_is_better=False, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@dataclass(kw_only=True)
+class LogOdds(Removal):
+    """Mean change of the class's log-probability while the most important pixels are removed."""
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        points = (yield from self.points(case))[:, LOG_PROBABILITY]
+        changes = points - points[0]
+        return Scored(average(changes), changes.tolist())

@@ -1,0 +1,106 @@
+"""Metrics that explain or score perturbed inputs, computed by captum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from vitrail.engine.noise import Kind, noise
+from vitrail.errors import VitrailError
+from vitrail.methods.base import Method
+from vitrail.methods.registry import build_method
+from vitrail.metrics.base import Case, MethodMetric, Scored, metric
+
+
+@metric("max_sensitivity", family="robustness", higher_is_better=False, needs="method", paper="Yeh et al. 2019")
+@dataclass(kw_only=True)
+class MaxSensitivity(MethodMetric):
+    """Largest relative change of the map when the image moves by at most ``radius`` (in normalised colours)."""
+
+    samples: int = 10
+    radius: float = 0.02
+    seed: int = 0
+
+    def measure(self, method: Method, cases: Sequence[Case]) -> list[Scored]:
+        from captum.metrics import sensitivity_max
+
+        _check_samples(self.samples)
+        if self.radius < 0:
+            raise VitrailError(f"radius must be at least 0, but got {self.radius}.")
+        found = []
+        for case in cases:
+            value = sensitivity_max(
+                method.attribute,
+                case.pixels,
+                perturb_func=partial(_moved, _drawn("uniform", case, self.samples, self.seed)),
+                perturb_radius=self.radius,
+                n_perturb_samples=self.samples,
+                max_examples_per_batch=self.samples,
+                target=case.target,
+            )
+            found.append(Scored(float(value)))
+        return found
+
+
+@metric("infidelity", family="robustness", higher_is_better=False, needs="method", paper="Yeh et al. 2019")
+@dataclass(kw_only=True)
+class Infidelity(MethodMetric):
+    """Mean squared error of the map as a linear model of the score under Gaussian noise of deviation ``sigma``.
+
+    With ``normalize`` the map is scaled to fit best first: maps of different units can be compared.
+    """
+
+    samples: int = 10
+    sigma: float = 0.1
+    normalize: bool = True
+    seed: int = 0
+
+    def measure(self, method: Method, cases: Sequence[Case]) -> list[Scored]:
+        from captum.metrics import infidelity
+
+        _check_samples(self.samples)
+        params = {name: getattr(method, name) for name in method.parameters()}
+        spread = build_method(method.info.name, method.model, **params, shape="input")
+        found = []
+        for case in cases:
+            value = infidelity(
+                self._score(method, case.target),
+                partial(_taken, _drawn("normal", case, self.samples, self.seed) * self.sigma),
+                case.pixels,
+                spread.attribute(case.pixels, case.target),
+                n_perturb_samples=self.samples,
+                normalize=self.normalize,
+            )
+            found.append(Scored(float(value)))
+        return found
+
+    def _score(self, method: Method, target: int) -> Callable[[Tensor], Tensor]:
+        view = method.model
+
+        def score(images: Tensor) -> Tensor:
+            with torch.no_grad():
+                return view.class_scores(view.logits(images))[:, target]
+
+        return score
+
+
+def _moved(drawn: Tensor, images: Tensor, radius: float) -> Tensor:
+    return images + (2 * drawn - 1) * radius
+
+
+def _taken(drawn: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """What is taken away, and what is left."""
+    return drawn, images - drawn
+
+
+def _drawn(kind: Kind, case: Case, samples: int, seed: int) -> Tensor:
+    return noise(kind, case.pixels.shape[1:], range(samples), seed, case.pixels.device).to(case.pixels.dtype)
+
+
+def _check_samples(samples: int) -> None:
+    if samples < 1:
+        raise VitrailError(f"samples must be at least 1, but got {samples}.")

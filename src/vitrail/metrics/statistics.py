@@ -1,0 +1,63 @@
+"""From rows to statements: means with bootstrap intervals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESAMPLES = 2000
+GROUP = ["method", "params", "metric", "explained"]
+_NUMBERS = 2**24  # held at once
+
+
+def interval(
+    values: NDArray[np.floating[Any]], combine: Any = None, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of the mean of values (n,), or of ``combine`` of parts (n, k)."""
+    draw = np.random.default_rng(seed)
+    step = max(1, _NUMBERS // max(values.size, 1))
+    means = []
+    for start in range(0, resamples, step):
+        chosen = values[draw.integers(len(values), size=(min(step, resamples - start), len(values)))]
+        means.append(chosen.mean(1) if combine is None else combine(torch.from_numpy(chosen)).numpy())
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def summarise(rows: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
+    """One line per method and metric: mean, 95 % bootstrap interval, number of images it applies to.
+
+    Of metrics whose value for a data set is no mean of values (``mean_iou``, ``box_localization`` as MaxBoxAcc), that.
+    """
+    import pandas as pd
+
+    group = [name for name in GROUP if name in rows]
+    lines = []
+    for key, own in rows.groupby(group, sort=False, dropna=False):
+        known = own[own["value"].notna()]
+        line = dict(zip(group, key, strict=True))
+        line.update(_summary(known, resamples, seed))
+        lines.append({**line, "n": len(known)})
+    return pd.DataFrame(lines)
+
+
+def _summary(rows: pd.DataFrame, resamples: int, seed: int) -> dict[str, float]:
+    from vitrail.metrics.base import get_metric
+    from vitrail.metrics.calls import split_call
+
+    if rows.empty:
+        return {"mean": float("nan"), "low": float("nan"), "high": float("nan")}
+    if "parts" in rows and rows["parts"].notna().all():
+        combine = get_metric(split_call(str(rows["metric"].iloc[0]))[0]).combine
+        parts = np.stack([np.asarray(one, dtype=np.float64) for one in rows["parts"]])
+        low, high = interval(parts, combine, resamples, seed)
+        return {"mean": float(combine(torch.from_numpy(parts))), "low": low, "high": high}
+    values = rows["value"].to_numpy(dtype=np.float64)
+    low, high = interval(values, None, resamples, seed)
+    return {"mean": float(values.mean()), "low": low, "high": high}

@@ -1,0 +1,126 @@
+"""Curves with true token masking: patches are taken out after their positions were added, prefix tokens stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from vitrail.engine.scoring import Asking
+from vitrail.metrics.base import Case, MapMetric, Scored, metric, tie_fraction, trapezoid
+from vitrail.metrics.curves import PROBABILITY, TOP, Precision, Way, ranks, token_curve
+
+STEPS = 10  # a tenth of the patches each
+
+
+@dataclass(kw_only=True)
+class TokenCurve(MapMetric):
+    """A curve of ten points: the whole image, and 10…90 % of the patches removed (deletion) or kept (insertion).
+
+    The mean height over the axis it spans, 0.9. ``protocol="skipplus"``: in per cent, not divided by that span, and
+    100 − x where less is better.
+    """
+
+    seed: int = 0
+    precision: Precision = "auto"
+    protocol: Literal["default", "skipplus"] = "default"
+
+    way: ClassVar[Way]
+    flipped: ClassVar[bool]  # whether SkipPLUS shows 100 − x
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.protocol == "skipplus" or self.info.higher_is_better
+
+    def points(self, case: Case) -> Asking[Tensor]:
+        """(10, 3), in order of the share removed or kept."""
+        key = ("tokens", self.way, self.seed, self.precision)
+        if key not in case.known:
+            place = ranks(case.on_grid, self.seed)
+            order = place.argsort()
+            counts = [step * len(order) // STEPS for step in range(1, STEPS)]
+            if self.way == "deletion":
+                sets = [order[count:] for count in (0, *counts)]
+            else:
+                sets = [order[:count] for count in (*counts, len(order))]
+            smallest = 1 if case.view.pools_patches else 0  # type: ignore[attr-defined]
+            sets = [order[:1] if len(one) < smallest else one for one in sets]  # a head that pools needs a patch
+            case.known[key] = yield from token_curve(case, [one.sort().values for one in sets], self.precision)
+        return case.known[key]
+
+    def scored(self, case: Case, heights: Tensor) -> Scored:
+        value = trapezoid(heights)  # over an axis of length one, hence the mean height
+        if self.protocol == "skipplus":
+            value = 100 * value * (STEPS - 1) / STEPS
+            value = 100 - value if self.flipped else value
+        return Scored(value, heights.tolist(), extras={"ties": tie_fraction(case.on_grid)})
+
+    def accuracy(self, case: Case) -> Asking[Scored]:
+        points = yield from self.points(case)
+        truth = case.predicted if case.label is None else case.label
+        return self.scored(case, (points[:, TOP] == truth).double())
+
+    def fall(self, case: Case) -> Asking[Scored]:
+        points = (yield from self.points(case))[:, PROBABILITY]
+        whole = points[0] if self.way == "deletion" else points[-1]
+        return self.scored(case, whole - points)
+
+
+def _metric(name: str, higher_is_better: bool):  # type: ignore[no-untyped-def]
+    return metric(
+        name,
+        family="token masking",
+        higher_is_better=higher_is_better,
+        needs="tokens",
+        protocols=("default", "skipplus"),
+        paper="SkipPLUS",
+    )
+
+
+@_metric("token_deletion_accuracy", higher_is_better=False)
+@dataclass(kw_only=True)
+class TokenDeletionAccuracy(TokenCurve):
+    """Top-1 accuracy while the most important patches are taken out."""
+
+    way: ClassVar[Way] = "deletion"
+    flipped: ClassVar[bool] = True
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        return (yield from self.accuracy(case))
+
+
+@_metric("token_insertion_accuracy", higher_is_better=True)
+@dataclass(kw_only=True)
+class TokenInsertionAccuracy(TokenCurve):
+    """Top-1 accuracy with only the most important patches present."""
+
+    way: ClassVar[Way] = "insertion"
+    flipped: ClassVar[bool] = False
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        return (yield from self.accuracy(case))
+
+
+@_metric("token_deletion_aopc", higher_is_better=True)
+@dataclass(kw_only=True)
+class TokenDeletionAopc(TokenCurve):
+    """Fall of the class's probability while the most important patches are taken out."""
+
+    way: ClassVar[Way] = "deletion"
+    flipped: ClassVar[bool] = False
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        return (yield from self.fall(case))
+
+
+@_metric("token_insertion_aopc", higher_is_better=False)
+@dataclass(kw_only=True)
+class TokenInsertionAopc(TokenCurve):
+    """What is missing of the class's probability with only the most important patches present."""
+
+    way: ClassVar[Way] = "insertion"
+    flipped: ClassVar[bool] = True
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        return (yield from self.fall(case))

@@ -1,0 +1,34 @@
+"""Insertion and deletion curves as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+from PIL import Image
+
+COLOURS = {"insertion": "#0b7a75", "deletion": "#b5432a"}
+
+
+def curve_picture(curves: Mapping[str, Sequence[float]], values: Mapping[str, float], title: str) -> Image.Image:
+    """Probability of the class over the share of pixels changed, one line per curve with its area."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.6), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        share = [100 * i / (len(points) - 1) for i in range(len(points))]
+        colour = COLOURS.get(name)
+        axes.plot(share, points, label=f"{name} {values[name]:.3f}", color=colour, linewidth=1.8)
+        axes.fill_between(share, points, color=colour, alpha=0.08)
+    axes.set(xlim=(0, 100), ylim=(0, 1.02), xlabel="pixels inserted or deleted (%), most important first")
+    axes.set_ylabel("probability")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    buffer.seek(0)
+    return Image.open(buffer).convert("RGB")

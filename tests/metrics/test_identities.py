@@ -1,0 +1,224 @@
+"""What must hold of curves whatever the model is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers import DOUBLE
+from tests.metrics.common import CLOSE, PIXEL_KINDS, TOKEN_KINDS, Bench, a_map, background, bench, on_input, tied
+from torch import Tensor
+
+import vitrail.engine.scoring
+from vitrail.engine.scoring import together
+from vitrail.methods.registry import build_method, list_methods
+from vitrail.metrics import Scored, build_metric, list_metrics, measure
+from vitrail.metrics.base import asked_all
+from vitrail.metrics.curves import _drawn, ranks
+
+SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "one_output", "timm_swin"]
+CURVES = [name for name, info in list_metrics().items() if info.family in ("perturbation", "token masking")]
+TARGET = 1
+
+
+def points(of: Bench, metric: str, maps: Tensor, target: Any = TARGET, **params: Any) -> np.ndarray:
+    return np.array([one.curve for one in measure(metric, of.view, of.images, maps, target, **params)])
+
+
+def values(found: list[Scored]) -> list[float]:
+    return [one.value for one in found]
+
+
+@pytest.mark.parametrize("baseline", ["mean", "blur", "black", "random"])
+@pytest.mark.parametrize("name", SOME)
+def test_insertion_is_deletion_of_the_negated_map_backwards(name: str, baseline: str) -> None:
+    of = bench(name)
+    maps = of.maps(["pixels", "pixels"])
+    assert all(tied(one) == 0 for one in maps)
+    inserted = points(of, "insertion", maps, baseline=baseline, steps=8)
+    deleted = points(of, "deletion", -maps, baseline=baseline, steps=8)
+    assert np.abs(inserted - deleted[:, ::-1]).max() < CLOSE
+    assert np.abs(inserted - points(of, "deletion", maps, baseline=baseline, steps=8)[:, ::-1]).max() > 1e-4
+
+
+@pytest.mark.parametrize("protocol", ["default", "tis", "rise", "vit_cx"])
+@pytest.mark.parametrize("name", SOME)
+def test_curves_end_at_the_image_and_at_the_baseline(name: str, protocol: str) -> None:
+    of = bench(name)
+    maps = of.maps(TOKEN_KINDS)
+    whole = of.probabilities(of.images)[:, TARGET].numpy()
+    for way in ("insertion", "deletion"):
+        behind = torch.cat([background(of, image[None], protocol, "mean", way) for image in of.images])
+        empty = of.probabilities(behind)[:, TARGET].numpy()
+        found = points(of, way, maps, protocol=protocol, steps=4)
+        first, last = (empty, whole) if way == "insertion" else (whole, empty)
+        assert np.abs(found[:, -1] - last).max() < CLOSE
+        if protocol != "tis":  # which has no point before the first step
+            assert np.abs(found[:, 0] - first).max() < CLOSE
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_constant_map_is_measured_in_drawn_order(name: str) -> None:
+    of = bench(name)
+    for level in (0.0, -3.0, 7.0):
+        maps = torch.full((2, *of.family.grid), level, dtype=DOUBLE)
+        drawn = _drawn(of.cells, 6)
+        order = torch.empty(of.cells, dtype=DOUBLE)
+        order[drawn] = -torch.arange(of.cells, dtype=DOUBLE)
+        for way in ("insertion", "deletion"):
+            found = measure(way, of.view, of.images, maps, TARGET, steps=5, seed=6)
+            assert all(one.extras["ties"] == 1 for one in found)
+            plain = points(of, way, order.view(1, *of.size).repeat(2, 1, 1), steps=5, seed=0)
+            assert np.abs(np.array([one.curve for one in found]) - plain).max() < CLOSE
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_negating_the_map_exchanges_positive_and_negative(name: str) -> None:
+    of = bench(name)
+    for kinds in (PIXEL_KINDS, TOKEN_KINDS):
+        maps = of.maps(kinds)
+        positive = measure("positive_auc", of.view, of.images, -maps, TARGET, steps=6)
+        negative = measure("negative_auc", of.view, of.images, maps, TARGET, steps=6)
+        assert [one.curve for one in positive] == [one.curve for one in negative]
+
+
+def test_ranks_are_a_permutation_in_falling_order() -> None:
+    for kind, seed in itertools.product(("pixels", "tied pixels"), (0, 1)):
+        one = a_map(kind, (7, 9), (7, 9), seed)
+        place = ranks(one, seed)
+        assert sorted(place.tolist()) == list(range(63))
+        ordered = one.flatten()[place.argsort()]
+        assert (ordered[1:] <= ordered[:-1]).all()
+    few = a_map("tied pixels", (7, 9), (7, 9))
+    assert not torch.equal(ranks(few, 0), ranks(few, 1))
+
+
+@pytest.mark.parametrize("metric", CURVES)
+def test_same_seed_same_value(metric: str) -> None:
+    of, steps = bench("timm_vit_gap"), {} if metric.startswith("token") else {"steps": 5, "baseline": "random"}
+    maps = of.maps(["tied pixels", "tied pixels"]) if steps else of.maps(["tied tokens", "tied tokens"])
+    first, again = (measure(metric, of.view, of.images, maps, TARGET, seed=3, **steps) for _ in range(2))
+    assert first == again
+    seeds = [values(measure(metric, of.view, of.images, maps, TARGET, seed=seed, **steps)) for seed in range(8)]
+    assert any(one != seeds[0] for one in seeds), "the order of ties is drawn by the seed"
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        (metric, name)
+        for metric, name in itertools.product(CURVES, ["timm_vit_gap", "timm_swin"])
+        if name != "timm_swin" or not metric.startswith("token")
+    ],
+)
+def test_batched_is_one_by_one_whatever_the_chunk(metric: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    of, steps = bench(name), {} if metric.startswith("token") else {"steps": 3}
+    maps, targets = of.maps(TOKEN_KINDS), [0, 3]
+    whole = measure(metric, of.view, of.images, maps, targets, **steps)
+    for chunk in (1, 3):
+        monkeypatch.setattr(vitrail.engine.scoring, "CPU_CHUNK", chunk)
+        parts = measure(metric, of.view, of.images, maps, targets, **steps)
+        assert np.allclose(values(parts), values(whole), rtol=0, atol=CLOSE)
+    for i in range(2):
+        (alone,) = measure(metric, of.view, of.images[i], maps[i], targets[i], **steps)
+        assert abs(alone.value - whole[i].value) < CLOSE
+    assert whole[0].value != whole[1].value or "acc" in metric or "auc" in metric
+
+
+@pytest.mark.parametrize("method", ["rollout", "raw_attention", "random"])
+def test_a_method_without_class_has_one_curve_per_class_that_is_read(method: str) -> None:
+    of = bench("timm_vit")
+    assert not list_methods(method)[method].class_specific
+    built = build_method(method, of.view)
+    maps = [built.attribute(of.images, target) for target in (0, 3)]
+    for metric in ("insertion", "deletion", "aopc", "token_deletion_aopc"):
+        params = {} if metric.startswith("token") else {"steps": 5}
+        first, second = (points(of, metric, one, TARGET, **params) for one in maps)
+        assert np.array_equal(first, second)
+        assert not np.array_equal(first, points(of, metric, maps[0], 2, **params))
+
+
+def test_a_target_is_the_predicted_class_where_none_is_given() -> None:
+    of = bench("timm_vit_gap")
+    maps = of.maps(TOKEN_KINDS)
+    top = of.top(of.images)
+    for target in (top, torch.tensor(top), np.array(top), [str(one) for one in top]):
+        asked = measure("insertion", of.view, of.images, maps, target, steps=4)
+        assert asked == measure("insertion", of.view, of.images, maps, steps=4)
+
+
+@contextmanager
+def counted(of: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many images, and how many sets of patches, went through the model."""
+    seen, whole, subsets = [], of.view.logits, vitrail.engine.scoring.Subsets.logits
+
+    def logits(images: Tensor) -> Tensor:
+        seen.append(len(images))
+        return whole(images)
+
+    def masked(self: Any, *inputs: Tensor) -> Tensor:
+        seen.append(len(inputs[0]))
+        return subsets(self, *inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(of.view, "logits", logits)
+        patch.setattr(vitrail.engine.scoring.Subsets, "logits", masked)
+        yield seen
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ([("insertion", {})], 225),
+        ([("insertion", {}), ("insertion", {})], 225),
+        ([("insertion", {}), ("deletion", {}), ("insertion_minus_deletion", {})], 450),
+        ([("insertion", {"steps": 5}), ("insertion", {"steps": 6})], 13),
+        ([("insertion", {"steps": 5}), ("insertion", {"steps": 5, "seed": 1})], 12),
+        ([("aopc", {}), ("positive_auc", {}), ("log_odds", {})], 21),
+        ([("aopc", {}), ("positive_auc", {}), ("negative_auc", {})], 42),
+        ([("aopc", {}), ("aopc", {"protocol": "vtranm"}), ("aopc", {"baseline": "black"})], 42),
+        ([("token_deletion_accuracy", {}), ("token_deletion_aopc", {"protocol": "skipplus"})], 10),
+        ([(name, {}) for name in CURVES if name.startswith("token")], 20),
+        ([("sparseness", {})], 0),
+    ],
+)
+def test_metrics_of_one_case_share_their_curves(
+    metrics: list[tuple[str, dict[str, Any]]], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = bench("timm_vit")
+    built = [build_metric(name, **params) for name, params in metrics]
+    case = of.case(of.maps(["tied tokens"])[0], TARGET)
+    with counted(of, monkeypatch) as seen:
+        (found,) = together([asked_all(built, case)])  # type: ignore[arg-type]
+    assert sum(seen) == expected
+    assert not case.known, "what was shared is let go"
+    alone = [measure(one, of.view, of.images[:1], case.map[None], TARGET)[0] for one in built]
+    assert [one.value for one in found] == pytest.approx([one.value for one in alone], abs=CLOSE)
+
+
+def test_several_cases_do_not_share_what_they_know() -> None:
+    of = bench("timm_vit_gap")
+    maps = of.maps(["tokens", "tokens"])
+    cases = [of.case(maps[i], target, i) for i in range(2) for target in (0, 1)]
+    metrics = [build_metric("aopc", steps=4), build_metric("log_odds", steps=4)]
+    found = together([asked_all(metrics, case) for case in cases])  # type: ignore[arg-type]
+    for case, (aopc, log_odds) in zip(cases, found, strict=True):
+        for metric, one in zip(metrics, (aopc, log_odds), strict=True):
+            (alone,) = measure(metric, of.view, case.pixels, case.map, case.target)
+            assert abs(one.value - alone.value) < CLOSE
+
+
+def test_a_map_measured_twice_is_not_changed() -> None:
+    of = bench("timm_vit")
+    maps, images = of.maps(TOKEN_KINDS), of.images
+    kept, seen = maps.clone(), images.clone()
+    for metric in CURVES:
+        measure(metric, of.view, images, maps, TARGET)
+    assert torch.equal(maps, kept)
+    assert torch.equal(images, seen)
+    assert on_input(maps[0], of.size).shape == of.size

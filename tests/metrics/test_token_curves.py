@@ -1,0 +1,151 @@
+"""Curves with patches taken out against the oracle: keys masked with −inf in the module's own recipe."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.metrics.common import CLOSE, PIXEL_KINDS, TOKEN_KINDS, Bench, agrees, bench, on_grid, tie, tied, two_classes
+from tests.oracles import curves
+from tests.oracles.masked_forward import masked_logits
+from torch import Tensor
+
+from vitrail import VitrailError
+from vitrail.metrics import build_metric, list_metrics, measure
+
+SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "hf_deit_teacher", "timm_vit_not_square", "timm_siglip",
+        "timm_dinov2_reg4", "timm_eva02_tiny", "timm_beit", "torchvision_vit", "hf_vit", "one_output", "multi_label",
+        "four_patches", "pooled_nine"]  # fmt: skip
+METRICS = {
+    "token_deletion_accuracy": ("deletion", "accuracy"),
+    "token_insertion_accuracy": ("insertion", "accuracy"),
+    "token_deletion_aopc": ("deletion", "aopc"),
+    "token_insertion_aopc": ("insertion", "aopc"),
+}
+TARGET = 1
+
+
+def literal(
+    of: Bench, image: Tensor, values: Tensor, name: str, protocol: str, truth: int, seed: int
+) -> tuple[list[float], float]:
+    kind, reading = METRICS[name]
+    small, ties = on_grid(values, of.family.grid), tie(of.family.patches, seed)
+    pools = of.view.pools_patches  # type: ignore[attr-defined]
+    encode = of.subset(image, curves.order(small, ties)[0] if pools else None)
+    if reading == "accuracy":
+        return curves.token_curve(encode, small, truth, ties, kind, reading, protocol)
+    place = of.softmax_logits(encode([0])[None], TARGET)[1]
+
+    def read(kept: list[int]) -> Tensor:
+        return of.softmax_logits(encode(kept)[None], TARGET)[0][0]
+
+    return curves.token_curve(read, small, place, ties, kind, reading, protocol)
+
+
+def test_every_token_metric_is_compared_here() -> None:
+    masking = {name: info for name, info in list_metrics().items() if info.family == "token masking"}
+    assert set(masking) == set(METRICS)
+    assert all(info.protocols == ("default", "skipplus") for info in masking.values())
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_token_curves_of_every_family(name: str) -> None:
+    of = bench(name)
+    for kinds, protocol, label, seed in (
+        (PIXEL_KINDS, "skipplus", 1, 0),
+        (TOKEN_KINDS, "default", None, 4),
+        (TOKEN_KINDS, "skipplus", 0, 0),
+    ):
+        maps = of.maps(kinds)
+        for metric in METRICS:
+            found = measure(metric, of.view, of.images, maps, TARGET, label=label, protocol=protocol, seed=seed)
+            for i, values in enumerate(maps):
+                image = of.images[i : i + 1]
+                truth = of.top(image)[0] if label is None else label
+                agrees(found[i], literal(of, image, values, metric, protocol, truth, seed))
+                assert len(found[i].curve or ()) == 10
+
+
+@pytest.mark.parametrize("name", ["timm_vit_gap", "timm_deit_distilled"])
+def test_accuracy_curves_see_both_outcomes(name: str) -> None:
+    of = bench(name)
+    heights = set()
+    for metric in ("token_deletion_accuracy", "token_insertion_accuracy"):
+        for one in measure(metric, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
+            heights |= set(one.curve or ())
+    assert heights == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("name", ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "hf_siglip", "timm_dinov3"])
+def test_taking_patches_out_is_masking_their_keys(name: str) -> None:
+    """Point by point, with the sets of patches made here: a tenth of the patches more at each point."""
+    of = bench(name)
+    values, image = of.maps(["tokens"])[0], of.images[:1]
+    best = values.flatten().argsort(descending=True)
+    counts = [math.floor(tenths * len(best) / 10) for tenths in range(1, 10)]
+
+    def probability(kept: Tensor) -> float:
+        logits = two_classes(masked_logits(of.family, of.module, image, kept[None]))
+        return float(logits.softmax(1)[0, TARGET])
+
+    whole = probability(best)
+    for metric, sets in (
+        ("token_deletion_aopc", [best[count:] for count in (0, *counts)]),
+        ("token_insertion_aopc", [best[:count] for count in (*counts, len(best))]),
+    ):
+        (found,) = measure(metric, of.view, image, values, TARGET)
+        for fall, kept in zip(found.curve or (), sets, strict=True):
+            assert abs(fall - (whole - probability(kept))) < CLOSE
+
+
+def test_a_head_that_pools_keeps_the_best_patch_where_a_tenth_is_none() -> None:
+    """Nine patches: ten per cent are none. A head that reads a token sees none, a head that pools sees the best one."""
+    for name in ("pooled_nine", "timm_vit_patch16"):
+        of = bench(name)
+        values, image = of.maps(["tokens"])[0], of.images[:1]
+        assert of.family.patches == 9
+        (found,) = measure("token_insertion_aopc", of.view, image, values, TARGET)
+        best = int(values.argmax())
+        kept = torch.tensor([[best]] if name == "pooled_nine" else [[]], dtype=torch.long)
+        alone = masked_logits(of.family, of.module, image, kept).softmax(1)[0, TARGET]
+        assert abs((found.curve or ())[0] - float(of.probabilities(image)[0, TARGET] - alone)) < CLOSE
+
+
+def test_skipplus_turns_round_what_should_be_small() -> None:
+    of = bench("timm_vit_gap")
+    maps = of.maps(TOKEN_KINDS)
+    for metric in METRICS:
+        default = measure(metric, of.view, of.images, maps, TARGET)
+        published = measure(metric, of.view, of.images, maps, TARGET, protocol="skipplus")
+        turned = metric in ("token_deletion_accuracy", "token_insertion_aopc")
+        assert build_metric(metric).higher_is_better is not turned
+        assert build_metric(metric, protocol="skipplus").higher_is_better
+        for one, other in zip(default, published, strict=True):
+            assert one.curve == other.curve
+            assert other.value == pytest.approx(100 - 90 * one.value if turned else 90 * one.value, rel=CLOSE)
+
+
+@pytest.mark.parametrize("name", ["timm_swin", "torchvision_swinv2", "hf_swin"])
+def test_models_without_tokens_are_refused(name: str) -> None:
+    of = bench(name)
+    for metric in METRICS:
+        with pytest.raises(VitrailError, match="needs a model with tokens"):
+            measure(metric, of.view, of.images, of.maps(TOKEN_KINDS))
+
+
+def test_ties_are_those_of_the_patches() -> None:
+    of = bench("timm_vit")
+    for metric in METRICS:
+        for kinds in (TOKEN_KINDS, PIXEL_KINDS):
+            maps = of.maps(kinds)
+            for one, values in zip(measure(metric, of.view, of.images, maps, TARGET), maps, strict=True):
+                assert one.extras["ties"] == pytest.approx(tied(on_grid(values, of.family.grid)))
+
+
+def test_pixel_maps_are_averaged_over_patches_of_any_shape() -> None:
+    of = bench("timm_dinov2")  # patches of 14 pixels
+    maps = of.maps(PIXEL_KINDS)
+    for values in maps:
+        assert abs(of.case(values).on_grid.numpy() - on_grid(values, of.family.grid)).max() < 1e-14
+    assert torch.equal(of.case(of.maps(["tokens"])[0]).on_grid, of.maps(["tokens"])[0])

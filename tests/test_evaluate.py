@@ -1,0 +1,213 @@
+"""``evaluate``: rows, classes, protocols, what is left out, and the command line around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.helpers import state_of
+from typer.testing import CliRunner
+
+import vitrail
+from vitrail import VitrailError
+from vitrail.cli import app
+from vitrail.data import Example, InMemory, Object, Scenes
+from vitrail.metrics import build_metric, measure, summarise
+from vitrail.metrics.annotations import annotated, class_map, painted
+
+QUICK = ["insertion(steps=4)", "deletion(steps=4)", "pointing_game", "discriminativity", "token_deletion_accuracy"]
+
+
+@pytest.fixture(scope="module")
+def view() -> vitrail.models.view.View:
+    return vitrail.load("scenes")
+
+
+def test_one_row_per_image_method_and_metric(view) -> None:
+    before = state_of(view.module)
+    rows = vitrail.evaluate(view, "scenes:3", "gen_att,random(seed=3)", QUICK, target="label", curves=True)
+    examples = vitrail.data.open_data("scenes:3").ids
+    assert list(rows.columns) == [
+        "image",
+        "method",
+        "params",
+        "metric",
+        "value",
+        "target",
+        "explained",
+        "seconds",
+        "curve",
+    ]
+    assert len(rows) == len(examples) * 2 * len(QUICK)
+    assert set(rows["image"]) == set(examples)
+    assert set(rows["metric"]) == set(QUICK)
+    assert set(rows["params"]) == {"{}", '{"seed": 3}'}
+    assert set(rows["explained"]) == {"label"}
+    assert rows[rows["metric"] == QUICK[0]]["curve"].map(len).eq(5).all()
+    after = state_of(view.module)
+    assert all(torch.equal(a, after["tensors"][n]) for n, a in before["tensors"].items())
+
+
+def test_values_are_those_of_measure(view) -> None:
+    rows = vitrail.evaluate(view, "scenes:2", ["gen_att"], ["insertion(steps=5)", "mean_iou"], batch_size=3)
+    data = vitrail.data.open_data("scenes:2")
+    for i, example in enumerate(data):
+        pixels = view.preprocess(example.image)[None]
+        target = int(view.class_scores(view.logits(pixels)).argmax())
+        found = vitrail.explain(view, example.image, "gen_att")
+        assert found.target == target
+        own = next((o for o in example.objects if o.label == target), None)
+        (scored,) = measure("insertion", view, pixels, found.map[None], target, steps=5)
+        value = rows[(rows["image"] == data.ids[i]) & rows["metric"].str.startswith("insertion")]["value"].item()
+        assert value == pytest.approx(scored.value, rel=1e-5)
+        if own is not None:
+            (scored,) = measure(
+                "mean_iou", view, pixels, found.map[None], target, masks=torch.from_numpy(own.mask)[None]
+            )
+            value = rows[(rows["image"] == data.ids[i]) & (rows["metric"] == "mean_iou")]["value"].item()
+            assert value == pytest.approx(scored.value, rel=1e-5)
+
+
+def test_papers_say_which_class_is_explained(view) -> None:
+    columns = {}
+    for protocol, expected in (("tis", {"label"}), ("skipplus", {"label"}), ("vtranm", {"predicted", "label"})):
+        metric = {"tis": "sparseness", "skipplus": "token_insertion_aopc", "vtranm": "positive_auc(steps=4)"}[protocol]
+        rows = vitrail.evaluate(view, "scenes:2", "raw_attention", metric, protocol=protocol)
+        assert set(rows["explained"]) == expected
+        assert rows["metric"].str.contains(f"protocol={protocol}").all()
+        columns[protocol] = rows
+    pairs = columns["vtranm"].pivot_table(index="image", columns="explained", values="value")
+    assert np.allclose(pairs["predicted"], pairs["label"]), "a map that is the same for all classes has equal columns"
+    assert set(vitrail.evaluate(view, "scenes:1", "raw_attention", "sparseness")["explained"]) == {"predicted"}
+    with pytest.raises(VitrailError, match="none of these metrics has the protocol"):
+        vitrail.evaluate(view, "scenes:1", "raw_attention", "completeness", protocol="tis")
+
+
+def test_broken_images_are_counted_or_fatal(view, tmp_path: Path) -> None:
+    for i, scene in enumerate(Scenes(3, seed=1)):
+        Image.fromarray(scene.image).save(tmp_path / f"{i}.png")
+    (tmp_path / "1.png").write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match="1 of 3 images were left out"):
+        rows = vitrail.evaluate(view, tmp_path, "random", "sparseness")
+    assert len(rows) == 2
+    assert list(rows.attrs["skipped"]) == ["1.png"]
+    with pytest.raises(VitrailError, match=r"1\.png"):
+        vitrail.evaluate(view, tmp_path, "random", "sparseness", strict=True)
+    for name in ("0.png", "2.png"):
+        (tmp_path / name).write_bytes(b"no picture")
+    with pytest.raises(VitrailError, match="3 were broken"):
+        vitrail.evaluate(view, tmp_path, "random", "sparseness")
+
+
+def test_what_cannot_be_measured_is_told_before_much_is_done(view, tmp_path: Path) -> None:
+    picture = Image.fromarray(Scenes(1, seed=1)[0].image)
+    for data, metrics, target, told in (
+        ([picture], "mean_iou", None, "mean_iou needs masks"),
+        ([picture], "pointing_game", None, "needs boxes or masks"),
+        ([picture], "sparseness", "label", "true class"),
+        ([(picture, 99)], "sparseness", None, "label 99 is outside the 10 classes"),
+        ([], "sparseness", None, "empty|no image"),
+        ("scenes:2", "sparsness", None, "Did you mean sparseness"),
+        ("scenes:2", "insertion(stpes=3)", None, "no parameter stpes"),
+    ):
+        with pytest.raises(VitrailError, match=told):
+            vitrail.evaluate(view, data, "random", metrics, target=target)
+    with pytest.raises(VitrailError, match="target must be"):
+        vitrail.evaluate(view, "scenes:2", "random", "sparseness", target="both")
+    method = vitrail.methods.registry.build_method("random", vitrail.load("photo"))
+    with pytest.raises(VitrailError, match="built for another model"):
+        vitrail.evaluate(view, "scenes:2", [method], "sparseness")
+
+
+def test_objects_are_seen_through_the_crop(view) -> None:
+    size = (120, 80)
+    mask = np.zeros((80, 120), bool)
+    mask[30:50, 50:70] = True
+    example = Example("one", Image.new("RGB", size), 2, (Object(2, None, mask), Object(4, (0.0, 0.0, 60.0, 80.0))))
+    seen = annotated(view, example, 2, 2, lambda label: label)
+    box = view.preprocessing.boxes([(50.0, 30.0, 70.0, 50.0)], size)
+    assert seen["boxes"] == box
+    assert torch.equal(seen["region"], view.preprocessing.mask(mask))
+    assert seen["from_masks"]
+    assert torch.equal(seen["others"], painted(view.preprocessing.boxes([(0.0, 0.0, 60.0, 80.0)], size), view.size))
+    wrong = annotated(view, example, 7, 2, lambda label: label)
+    assert torch.equal(wrong["region"], seen["region"]), "a wrong prediction is explained by what is there"
+    assert annotated(view, Example("none", Image.new("RGB", size)), 2, None, int)["region"] is None
+
+
+def test_classes_are_matched_by_name(view) -> None:
+    names = list(view.labels)
+    picture = Image.new("RGB", (64, 64))
+    few = InMemory([(picture, 0)], labels=[names[3], names[1]])
+    assert [class_map(view, few)(i) for i in (0, 1)] == [3, 1]
+    assert class_map(view, InMemory([(picture, 0)], labels=names[::-1]))(0) == len(names) - 1
+    assert class_map(view, InMemory([(picture, 0)], labels=[f"n{i}" for i in range(len(names))]))(4) == 4
+    with pytest.raises(VitrailError, match="names do not match"):
+        class_map(view, InMemory([(picture, 0)], labels=["zebra", "elephant"]))
+
+
+def test_summary_has_means_intervals_and_counts(view) -> None:
+    rows = vitrail.evaluate(view, "scenes:6", "gen_att,random", "sparseness,mean_iou,pointing_game", target="label")
+    table = summarise(rows)
+    assert list(table.columns) == ["method", "params", "metric", "explained", "mean", "low", "high", "n"]
+    assert len(table) == 6
+    assert (table["low"] <= table["mean"]).all()
+    assert (table["mean"] <= table["high"]).all()
+    own = rows[(rows["method"] == "gen_att") & (rows["metric"] == "mean_iou")]
+    parts = torch.tensor(own["parts"].tolist()).double()
+    line = table[(table["method"] == "gen_att") & (table["metric"] == "mean_iou")].iloc[0]
+    assert line["mean"] == pytest.approx(float(build_metric("mean_iou").combine(parts)))
+    assert line["mean"] != pytest.approx(own["value"].mean(), rel=1e-6)
+
+
+def test_reduced_precision_hardly_moves_areas(view, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does by default, forced on the CPU."""
+    arguments = (view, "scenes:4", "gen_att", "insertion(steps=16),token_deletion_aopc")
+    exact = vitrail.evaluate(*arguments)["value"]
+    monkeypatch.setattr("vitrail.engine.scoring.gains", lambda view: True)
+    rounded = vitrail.evaluate(*arguments)["value"]
+    assert 0 < (rounded - exact).abs().max() < 0.01
+    full = vitrail.evaluate(view, "scenes:4", "gen_att", "insertion(steps=16, precision=full)")["value"]
+    assert np.allclose(full, exact[: 2 * len(full) : 2], atol=1e-6)
+
+
+def test_command_line_scores_what_it_draws(tmp_path: Path) -> None:
+    Image.fromarray(Scenes(1, seed=3)[0].image).save(tmp_path / "scene.png")
+    runner = CliRunner()
+    told = runner.invoke(
+        app,
+        ["explain", str(tmp_path / "scene.png"), "-m", "scenes", "--curves", "--out", str(tmp_path / "out"), "--json"],
+    )
+    assert told.exit_code == 0, told.output
+    (found,) = json.loads(told.stdout)
+    assert set(found["scores"]) == {"insertion", "deletion"}
+    assert found["scores"]["insertion"] > found["scores"]["deletion"]
+    assert len(found["curves"]["insertion"]) == 225
+    with Image.open(tmp_path / "out" / "scene.decompx.skipplus.curves.png") as picture:
+        assert picture.width > 400
+    again = vitrail.open(tmp_path / "out" / "scene.decompx.skipplus.json")
+    assert again.scores == found["scores"]
+    assert again.score() == pytest.approx(found["scores"])
+
+
+def test_explanations_of_tensors_are_scored_too(view) -> None:
+    pixels = view.preprocess(Image.fromarray(Scenes(1, seed=3)[0].image))
+    found = vitrail.explain(view, pixels, "gen_att")
+    scores = found.score(["insertion(steps=8)"])
+    (expected,) = measure("insertion", view, pixels[None], found.map[None], found.target, steps=8)
+    assert scores["insertion(steps=8)"] == pytest.approx(expected.value, abs=0.02)  # the picture has 8 bits
+    found.model = None
+    with pytest.raises(VitrailError, match="without its model"):
+        found.score()
+
+
+def test_metrics_are_listed() -> None:
+    runner = CliRunner()
+    rows = json.loads(runner.invoke(app, ["metrics", "--json"]).stdout)
+    assert {row["name"] for row in rows} == set(vitrail.list_metrics())
+    assert "token_insertion_aopc" in runner.invoke(app, ["metrics", "token*"]).output
+    assert isinstance(runner.invoke(app, ["metrics", "nothing*"]).exception, VitrailError)
