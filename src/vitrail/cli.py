@@ -172,6 +172,45 @@ def methods(
 
 
 @app.command()
+def bench(
+    plan: Annotated[Path | None, typer.Argument(metavar="[PLAN.toml]", help="A plan; options override it.")] = None,
+    model: Annotated[list[str] | None, typer.Option("--model", "-m", help="Models, as a list or repeated.")] = None,
+    data: Annotated[str | None, typer.Option(help="scenes:100, imagenet:DIR, a folder…; see docs/data.md.")] = None,
+    methods: Annotated[list[str] | None, typer.Option(help="Methods, as tis or rise(masks=256).")] = None,
+    metrics: Annotated[list[str] | None, typer.Option(help="Metrics, as deletion(steps=32).")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="So many images, drawn by --seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    target: Annotated[str | None, typer.Option(help="Class that is explained: predicted or label.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="A paper's, for the metrics that know it.")] = None,
+    preset: Annotated[str | None, typer.Option(help="full, or quick: few steps, few masks.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; begun ones are continued.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at a time; default: by device.")] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Same bits: image by image.")] = False,
+    maps: Annotated[bool, typer.Option(help="Keep maps and small pictures for the report.")] = True,
+    retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
+    watch: Annotated[Path | None, typer.Option(metavar="RUN", help="Only watch a run that goes on elsewhere.")] = None,
+    checkpoint: Checkpoint = None,
+    labels: Labels = None,
+    num_classes: NumClasses = None,
+    img_size: ImgSize = None,
+    device: Device = "auto",
+) -> None:
+    """Measure many images, methods and metrics; the same command continues what was interrupted."""
+    from vitrail.commands.bench import make_plan, run, watch_run
+
+    if watch is not None:
+        watch_run(watch)
+        return
+    weights = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
+    given = {"data": data, "methods": methods, "metrics": metrics, "images": images, "seed": seed, "target": target,
+             "protocol": protocol, "batch_size": batch_size, "deterministic": deterministic or None,
+             "maps": None if maps else False}  # fmt: skip
+    chosen = make_plan(plan, model, weights, given, preset)
+    if run(chosen, out or Path("vitrail-run"), device, retry):
+        raise typer.Exit(1)
+
+
+@app.command()
 def metrics(
     pattern: Annotated[str, typer.Argument(metavar="[GLOB]", help="Part of the names, e.g. 'token_*'.")] = "*",
     as_json: Json = False,

@@ -74,21 +74,20 @@ def evaluate(
     """
     import pandas as pd
 
-    view, found, skipped = as_view(model), list[Row](), dict[str, str]()
+    view, found, skipped = as_view(model), list[dict[str, Any]](), dict[str, str]()
     chosen = open_examples(data, images, seed)
-    plan = Plan(
-        view, build_methods(view, methods), build_metrics(metrics, protocol), explained_classes(target, protocol)
-    )
-    remap = class_map(view, chosen)
+    measures = build_metrics(metrics, protocol)
+    tasks = [Task(method, measures) for method in build_methods(view, methods)]
+    work = Work(view, tasks, explained_classes(target, protocol), class_map(view, chosen))
     for batch in batches(chosen, batch_size or BATCH.get(view.device.type, 4), skipped, strict):
-        found += plan.measure(batch, remap, check=not found)
+        found += [row for finding in work.measure(batch, check=not found) for row in finding.rows()]
     if not found:
         told = f": {len(skipped)} were broken ({next(iter(skipped.values()))})" if skipped else ""
         raise VitrailError(f"{chosen.name} has no image that could be measured{told}.")
     if skipped:
         first = next(iter(skipped.values()))
         warnings.warn(f"{len(skipped)} of {len(chosen)} images were left out; the first: {first}", stacklevel=2)
-    frame = pd.DataFrame([row.as_dict() for row in found])
+    frame = pd.DataFrame(found)
     dropped = [name for name, wanted in (("curve", curves), ("parts", frame["parts"].notna().any())) if not wanted]
     frame = frame.drop(columns=dropped)
     frame.attrs["skipped"] = skipped
@@ -96,49 +95,64 @@ def evaluate(
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measurement."""
+class Task:
+    """A method, and what its maps are measured by."""
 
-    image: str
-    method: str
-    params: str
-    metric: str
-    scored: Scored
-    target: int
-    explained: str
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        names = ("image", "method", "params", "metric")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "value": self.scored.value,
-            "target": self.target,
-            "explained": self.explained,
-            "seconds": self.seconds,
-            "curve": self.scored.curve,
-            "parts": self.scored.parts,
-        }
+    method: Method
+    metrics: Sequence[Metric]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Finding:
+    """What was found out about one image by one method, for one class."""
+
+    example: Example
+    method: Method
+    explained: str
+    target: int
+    predicted: int
+    probability: float  # of the target
+    label: int | None
+    map: Tensor
+    seconds: float
+    scores: Sequence[tuple[Metric, Scored]]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """One row per metric."""
+        for metric, scored in self.scores:
+            yield {
+                "image": self.example.id,
+                "method": self.method.info.name,
+                "params": json.dumps(self.method.given(), sort_keys=True),
+                "metric": join_call(metric.info.name, metric.given()),
+                "value": scored.value,
+                "target": self.target,
+                "explained": self.explained,
+                "seconds": self.seconds,
+                "curve": scored.curve,
+                "parts": scored.parts,
+            }
+
+
+@dataclass(frozen=True)
+class Work:
     """What is done with each batch of images."""
 
     view: View
-    methods: Sequence[Method]
-    metrics: Sequence[Metric]
+    tasks: Sequence[Task]
     explained: Sequence[Explained]
+    remap: Callable[[int], int]  # from the data set's classes to the model's
 
-    def measure(self, examples: Sequence[Example], remap: Callable[[int], int], check: bool = False) -> Iterator[Row]:
-        """The rows of a batch; ``check`` refuses a metric that none of these images can be measured by."""
+    def measure(self, examples: Sequence[Example], check: bool = False) -> Iterator[Finding]:
+        """The findings of a batch; ``check`` refuses a metric that none of these images can be measured by."""
         view = self.view
         pixels = view.check_images(torch.stack([view.preprocess(one.image) for one in examples]))
         with torch.no_grad():
             logits = view.logits(pixels)
         check_finite(view, logits)
+        probabilities = view.probabilities(logits)
         predicted = view.class_scores(logits).argmax(1).tolist()
-        labels = [None if one.label is None else remap(one.label) for one in examples]
+        labels = [None if one.label is None else self.remap(one.label) for one in examples]
         for kind in self.explained:
             if kind == "label" and None in labels:
                 raise VitrailError('target="label" explains the true class, which not every image has.')
@@ -150,41 +164,57 @@ class Plan:
                     "target": targets[i],
                     "predicted": predicted[i],
                     "label": labels[i],
-                    **annotated(view, one, targets[i], labels[i], remap),
+                    **annotated(view, one, targets[i], labels[i], self.remap),
                 }
                 for i, one in enumerate(examples)
             ]
             with unchanged():
-                rows = list(self._measure(examples, pixels, known, kind, check))
-            yield from rows
+                found = self._measure(examples, pixels, known, check)
+            for example, about, method, case, seconds, scores in found:
+                probability = float(probabilities[about, case.target])
+                yield Finding(
+                    example,
+                    method,
+                    kind,
+                    case.target,
+                    case.predicted,
+                    probability,
+                    case.label,
+                    case.map,
+                    seconds,
+                    scores,
+                )
 
     def _measure(
-        self, examples: Sequence[Example], pixels: Tensor, known: list[dict[str, Any]], kind: str, check: bool
-    ) -> Iterator[Row]:
+        self, examples: Sequence[Example], pixels: Tensor, known: list[dict[str, Any]], check: bool
+    ) -> list[tuple[Example, int, Method, Case, float, list[tuple[Metric, Scored]]]]:
         """Explains by each method; then all maps of the batch are measured together."""
-        of_maps = [one for one in self.metrics if isinstance(one, MapMetric)]
-        of_methods = [one for one in self.metrics if isinstance(one, MethodMetric)]
-        explained: list[tuple[Method, list[Case], float, list[list[Scored]]]] = []
-        for method in self.methods:
-            begin = time.perf_counter()
-            found = method.explain(pixels, [one["target"] for one in known])
-            seconds = (time.perf_counter() - begin) / len(examples)
-            extras = [{name: float(values[i]) for name, values in found.extras.items()} for i in range(len(examples))]
-            cases = [Case(map=found.map[i], extras=extras[i], **one) for i, one in enumerate(known)]
+        waiting = []
+        for task in self.tasks:
+            of_maps = [one for one in task.metrics if isinstance(one, MapMetric)]
+            cases, seconds = self._explain(task.method, pixels, known)
             if check:
                 self._check(of_maps, cases)
-            again = [metric.measure(method, cases) for metric in of_methods]
-            explained.append((method, cases, seconds, again))
-        jobs = [asked_all(of_maps, case) for _, cases, _, _ in explained for case in cases]
-        measured = iter(together(jobs))
-        for method, _, seconds, again in explained:
-            name, params = method.info.name, json.dumps(method.given(), sort_keys=True)
-            for i, example in enumerate(examples):
-                scores: list[tuple[Metric, Scored]] = [*zip(of_maps, next(measured), strict=True)]
-                scores += [(metric, own[i]) for metric, own in zip(of_methods, again, strict=True)]
-                for metric, scored in scores:
-                    called = join_call(metric.info.name, metric.given())
-                    yield Row(example.id, name, params, called, scored, known[i]["target"], kind, seconds)
+            again = [(one, one.measure(task.method, cases)) for one in task.metrics if isinstance(one, MethodMetric)]
+            for i, case in enumerate(cases):
+                own = [(metric, scored[i]) for metric, scored in again]
+                waiting.append((i, task.method, case, seconds, of_maps, own))
+        measured = together([asked_all(of_maps, case) for _, _, case, _, of_maps, _ in waiting])
+        return [
+            (examples[i], i, method, case, seconds, [*zip(of_maps, scores, strict=True), *own])
+            for (i, method, case, seconds, of_maps, own), scores in zip(waiting, measured, strict=True)
+        ]
+
+    def _explain(self, method: Method, pixels: Tensor, known: list[dict[str, Any]]) -> tuple[list[Case], float]:
+        begin = time.perf_counter()
+        found = method.explain(pixels, [one["target"] for one in known])
+        seconds = (time.perf_counter() - begin) / len(known)
+        extras = {name: values.tolist() for name, values in found.extras.items()}
+        cases = [
+            Case(map=found.map[i], extras={name: values[i] for name, values in extras.items()}, **one)
+            for i, one in enumerate(known)
+        ]
+        return cases, seconds
 
     def _check(self, metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
         for metric in metrics:

@@ -7,7 +7,9 @@ so that the variants of many images share their chunks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
@@ -30,6 +32,8 @@ WIDEST = 14
 MOST_BYTES = 16 * 2**30
 
 T = TypeVar("T")
+
+_fixed: ContextVar[int | None] = ContextVar("_fixed", default=None)
 
 
 @dataclass(frozen=True)
@@ -271,8 +275,21 @@ def gains(view: View) -> bool:
     return view.device.type == "cuda" and view.dtype == torch.float32 and torch.cuda.is_bf16_supported()
 
 
+@contextmanager
+def fixed_chunks(size: int) -> Iterator[None]:
+    """While it lasts chunks have this size, whatever memory is free: the same batches, hence the same bits."""
+    token = _fixed.set(size)
+    try:
+        yield
+    finally:
+        _fixed.reset(token)
+
+
 def first_chunk(view: View, length: int) -> int:
     """The chunk to start with: what fits into half of the free memory."""
+    fixed = _fixed.get()
+    if fixed is not None:
+        return fixed
     width = view.blocks[0].norm1.width if isinstance(view, ViT) else 1024
     number = torch.finfo(view.dtype).bits // 8
     fits = min(free_memory(view.device) // 2, MOST_BYTES) // (length * width * number * WIDEST)

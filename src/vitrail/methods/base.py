@@ -71,6 +71,7 @@ class Method:
     shape: Literal["map", "input"] = "map"
 
     info: ClassVar[MethodInfo]
+    version: ClassVar[int] = 1  # raised when its maps change: stored results of an older one are computed again
     multiplies_by_inputs: ClassVar[bool] = True  # captum's contract
 
     def __post_init__(self) -> None:

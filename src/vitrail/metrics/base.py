@@ -147,6 +147,7 @@ class Metric:
     """Base of all metrics. Its fields are its parameters."""
 
     info: ClassVar[MetricInfo]
+    version: ClassVar[int] = 1  # raised when its values change: stored results of an older one are computed again
 
     def __post_init__(self) -> None:
         check_parameters(type(self), {name: getattr(self, name) for name in self.parameters()})

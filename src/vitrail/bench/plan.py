@@ -1,0 +1,153 @@
+"""What a benchmark run shall do: a plan, kept as TOML beside its results."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import VitrailError
+from vitrail.files import save_atomically
+from vitrail.metrics.calls import join_call, split_call
+
+METHODS = ["decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "att_cat(rule=frozen)", "gen_att", "trans_att",
+           "vtranm", "rollout", "raw_attention", "grad_cam", "tis", "vit_cx", "rise", "random"]  # fmt: skip
+METRICS = ["insertion", "deletion", "positive_auc", "negative_auc", "aopc", "log_odds", "token_deletion_accuracy",
+           "token_insertion_accuracy", "pointing_game", "energy_pointing_game", "mean_iou", "segmentation_ap",
+           "sparseness", "max_sensitivity"]  # fmt: skip
+
+# What the preset "quick" sets where a call does not say otherwise; dots stand for all compositions.
+QUICK: dict[str, dict[str, Any]] = {
+    "insertion": {"steps": 32},
+    "deletion": {"steps": 32},
+    "insertion_minus_deletion": {"steps": 32},
+    "positive_auc": {"steps": 10},
+    "negative_auc": {"steps": 10},
+    "aopc": {"steps": 10},
+    "log_odds": {"steps": 10},
+    "tis": {"masks": 256},
+    "rise": {"masks": 256},
+    "max_sensitivity": {"samples": 3},
+}
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {"full": {}, "quick": QUICK}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model by name and what else ``vitrail.load`` takes; ``preprocessing`` replaces parts of the model's own."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the rows of a run.
+
+    ``cheap_only`` names metrics that are measured on methods of few passes only: explaining again is dear.
+    """
+
+    models: Sequence[ModelSpec]
+    data: str
+    methods: Sequence[str] = tuple(METHODS)
+    metrics: Sequence[str] = tuple(METRICS)
+    images: int | None = None
+    seed: int = 0
+    indices: str | None = None  # a file of positions instead of a draw
+    target: str | None = None
+    protocol: str | None = None
+    batch_size: int | None = None
+    deterministic: bool = False
+    maps: bool = True
+    cheap_only: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("models", "methods", "metrics", "cheap_only"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not self.models or not self.methods or not self.metrics:
+            raise VitrailError("a plan needs at least one model, one method and one metric.")
+        for name in ("methods", "metrics"):
+            words = list(getattr(self, name))
+            if len(set(words)) != len(words):
+                raise VitrailError(f"{name} of the plan name the same twice: {', '.join(words)}.")
+
+    def with_preset(self, preset: str) -> Plan:
+        """The plan with a preset's parameters where its calls give none; "quick" spares the dear methods too."""
+        if preset not in PRESETS:
+            raise VitrailError(f"there is no preset {preset!r}: expected {', '.join(PRESETS)}.")
+        usual = PRESETS[preset]
+        changed = {name: [_filled(call, usual) for call in getattr(self, name)] for name in ("methods", "metrics")}
+        spared = ("max_sensitivity", "model_randomization", "infidelity") if preset == "quick" else self.cheap_only
+        return replace(self, **changed, cheap_only=spared)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Plan:
+        """Reads a TOML file; unknown keys are an error."""
+        path = Path(path)
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise VitrailError(f"cannot read the plan {path}: {error.strerror or error}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise VitrailError(f"the plan {path} is not valid TOML: {error}.") from None
+        return cls.from_dict(found, str(path))
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any], name: str = "the plan") -> Plan:
+        known = {own.name for own in fields(cls)}
+        needed = {own.name for own in fields(cls) if own.default is MISSING and own.default_factory is MISSING}
+        unknown, missing = sorted(found.keys() - known), sorted(needed - found.keys())
+        if unknown or missing:
+            told = [f"{what}: {', '.join(own)}" for what, own in (("unknown", unknown), ("missing", missing)) if own]
+            raise VitrailError(f"{name} does not fit ({'; '.join(told)}): expected {', '.join(sorted(known))}.")
+        models = [ModelSpec(one) if isinstance(one, str) else _model(one, name) for one in found["models"]]
+        return cls(**{**found, "models": models})
+
+    def write(self, path: str | Path) -> Path:
+        """Writes the plan as TOML."""
+        text = to_toml(asdict(self))
+        return save_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _model(found: Mapping[str, Any], name: str) -> ModelSpec:
+    if "name" not in found or found.keys() - {"name", "options", "preprocessing"}:
+        raise VitrailError(
+            f"a model of {name} has name, options and preprocessing; got {', '.join(found) or 'nothing'}."
+        )
+    return ModelSpec(found["name"], dict(found.get("options", {})), dict(found.get("preprocessing", {})))
+
+
+def _filled(call: str, usual: Mapping[str, Mapping[str, Any]]) -> str:
+    name, params = split_call(call)
+    return join_call(name, {**usual.get(name, {}), **params})
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """Plain values, lists, and lists of tables; what is None is left out."""
+    lines, tables = [], []
+    for key, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            tables += [f"\n[[{key}]]\n" + to_toml(one) for one in value]
+        elif isinstance(value, Mapping):
+            lines.append(f"{key} = {_inline(value)}")
+        else:
+            lines.append(f"{key} = {_inline(value)}")
+    return "\n".join(lines) + "\n" + "".join(tables)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(k))} = {_inline(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_inline(one) for one in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    return json.dumps(str(value), ensure_ascii=False)

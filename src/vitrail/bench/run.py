@@ -1,0 +1,347 @@
+"""Running a plan: what is missing is computed, what is there is kept, what fails is noted."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.bench.plan import ModelSpec, Plan
+from vitrail.bench.store import Store
+from vitrail.data.base import DataSet, Example
+from vitrail.engine.scoring import fixed_chunks
+from vitrail.errors import VitrailError
+from vitrail.evaluating import (
+    Explained,
+    Finding,
+    Task,
+    Work,
+    build_methods,
+    build_metrics,
+    explained_classes,
+    open_examples,
+)
+from vitrail.explaining import BATCH
+from vitrail.images import image_hash
+from vitrail.metrics.annotations import class_map
+from vitrail.metrics.base import Metric
+from vitrail.models.view import View
+from vitrail.models.vit import ViT
+from vitrail.preprocessing import Preprocess
+
+EVERY = 3.0  # seconds between parts
+CHEAP = 4  # passes of a method that is explained again where a plan spares the dear ones
+FIXED_CHUNK = 64
+GRID = (14, 14)  # of maps of models without tokens
+THUMBNAIL = 192
+
+Loader = Callable[[ModelSpec], View]
+Pair = tuple[str, str, str]  # method call, metric call, explained class
+
+
+@dataclass
+class Outcome:
+    """What a run did."""
+
+    images: int = 0  # measured now
+    known: int = 0  # measured before
+    rows: int = 0
+    errors: int = 0
+    first_error: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a run has just done, for whoever watches."""
+
+    model: str
+    done: int
+    total: int
+    rows: Sequence[dict[str, Any]]
+
+
+def load_model(spec: ModelSpec) -> View:
+    """The model of a plan, seen through the plan's preprocessing."""
+    from vitrail.models.loading import load
+
+    view = load(spec.name, **spec.options)
+    if spec.preprocessing:
+        view.preprocessing = Preprocess.from_dict(view.preprocessing.to_dict() | spec.preprocessing)
+    return view
+
+
+def run(
+    plan: Plan,
+    out: str | Path,
+    *,
+    load: Loader = load_model,
+    watch: Callable[[Step], None] | None = None,
+    positions: Sequence[int] | None = None,
+    retry: bool = False,
+) -> Outcome:
+    """Measures all that the plan asks for and ``out`` does not hold yet.
+
+    Args:
+        plan: what to do.
+        out: the run folder, new or begun.
+        load: makes the view of a model.
+        watch: is told of every step.
+        positions: only these images of the data, for a share of the work.
+        retry: tries again what failed before.
+    """
+    store, outcome, begin = Store(out), Outcome(), time.perf_counter()
+    with store.locked():
+        data = open_plan_data(plan)
+        for spec in plan.models:
+            view = load(spec)
+            store.begin(plan, view.device)
+            ModelRun(plan, spec.name, view, data, store, outcome, watch).go(positions, store.done(retry))
+            del view
+    outcome.seconds = time.perf_counter() - begin
+    return outcome
+
+
+def open_plan_data(plan: Plan) -> DataSet:
+    """The images of a plan."""
+    data = open_examples(plan.data, None if plan.indices else plan.images, plan.seed)
+    return data.subset(indices=plan.indices) if plan.indices else data
+
+
+@dataclass
+class ModelRun:
+    """One model over the data."""
+
+    plan: Plan
+    name: str
+    view: View
+    data: DataSet
+    store: Store
+    outcome: Outcome
+    watch: Callable[[Step], None] | None = None
+    buffer: list[dict[str, Any]] = field(default_factory=list)
+    maps: dict[str, Tensor] = field(default_factory=dict)
+    pictures: list[dict[str, Any]] = field(default_factory=list)
+    fresh: list[dict[str, Any]] = field(default_factory=list)  # what whoever watches has not been told
+
+    def __post_init__(self) -> None:
+        plan, view = self.plan, self.view
+        self.remap = class_map(view, self.data)
+        self.explained = explained_classes(plan.target, plan.protocol)
+        self.methods = dict(zip(plan.methods, build_methods(view, plan.methods), strict=True))
+        self.metrics = dict(zip(plan.metrics, build_metrics(plan.metrics, plan.protocol), strict=True))
+        about = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
+        self.model_hash = _hash(view.fingerprint(), about)
+        self.size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
+        self.pairs: list[Pair] = [
+            (method, metric, kind)
+            for method in self.methods
+            for metric in self.metrics
+            if self._affordable(method, metric)
+            for kind in self.explained
+        ]
+        self.written = time.monotonic()
+
+    def go(self, positions: Sequence[int] | None, done: set[str]) -> None:
+        """Images in order, but for what is done; those that lack the same go together."""
+        waiting = dict[tuple[Pair, ...], list[tuple[Example, str]]]()
+        places = range(len(self.data)) if positions is None else positions
+        with ExitStack() as stack:
+            stack.callback(self._flush)
+            if self.plan.deterministic:
+                stack.enter_context(fixed_chunks(FIXED_CHUNK))
+            for count, place in enumerate(places, 1):
+                read = self._read(place, done)
+                if read is not None:
+                    waiting.setdefault(read[0], []).append(read[1:])
+                for pairs, group in list(waiting.items()):
+                    if len(group) == self.size or count == len(places):
+                        self._measure(waiting.pop(pairs), pairs)
+                self._tell(count, len(places))
+
+    def _read(self, place: int, done: set[str]) -> tuple[tuple[Pair, ...], Example, str] | None:
+        """What an image lacks, the image and its hash; None if nothing, or if it is broken."""
+        try:
+            example = self.data[place]
+        except VitrailError as error:
+            name = self.data.ids[place]
+            key = _hash(self.model_hash, name)
+            if key not in done:
+                self._note([{"image": name, "error": str(error), "key": key}], errors=1)
+            return None
+        content = image_hash(example.image)
+        about = _hash(example.id, content, _annotations(example))
+        lacking = tuple(pair for pair in self.pairs if self._key(about, pair) not in done)
+        if not lacking:
+            self.outcome.known += 1
+            return None
+        return lacking, example, about
+
+    def _measure(self, group: list[tuple[Example, str]], pairs: tuple[Pair, ...]) -> None:
+        """All rows of some images, put into the buffer together."""
+        hashes = {id(example): about for example, about in group}
+        rows: list[dict[str, Any]] = []
+        errors = 0
+        if self.view.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.view.device)
+        for kind in self.explained:
+            wanted: dict[str, list[str]] = {}
+            for method, metric, own in pairs:
+                if own == kind:
+                    wanted.setdefault(method, []).append(metric)
+            for found in self._findings([example for example, _ in group], wanted, kind):
+                about = hashes[id(found.example)]
+                errors += isinstance(found, Failure)
+                for pair, row in self._failed(found) if isinstance(found, Failure) else self._rows(found):
+                    rows.append({**row, "metric": pair[1], "key": self._key(about, pair), "image_hash": about})
+        self._note(rows, errors)
+        self.outcome.images += len(group)
+        if self.plan.maps:
+            self.pictures += [self._picture(example) for example, _ in group]
+
+    def _findings(
+        self, examples: list[Example], wanted: dict[str, list[str]], kind: Explained
+    ) -> Iterator[Finding | Failure]:
+        """What is found; what fails is tried image by image, method by method, metric by metric, then given up."""
+        tasks = [Task(self.methods[method], [self.metrics[m] for m in metrics]) for method, metrics in wanted.items()]
+        try:
+            yield from list(Work(self.view, tasks, (kind,), self.remap).measure(examples))
+            return
+        except (VitrailError, torch.OutOfMemoryError, RuntimeError) as error:
+            reason = f"{type(error).__name__}: {error}" if not isinstance(error, VitrailError) else str(error)
+        if len(examples) > 1:
+            for example in examples:
+                yield from self._findings([example], wanted, kind)
+        elif len(wanted) > 1:
+            for method, metrics in wanted.items():
+                yield from self._findings(examples, {method: metrics}, kind)
+        else:
+            ((method, metrics),) = wanted.items()
+            if len(metrics) > 1:
+                for metric in metrics:
+                    yield from self._findings(examples, {method: [metric]}, kind)
+            else:
+                yield Failure(examples[0], method, metrics[0], kind, reason)
+
+    def _rows(self, found: Finding) -> Iterator[tuple[Pair, dict[str, Any]]]:
+        call = next(call for call, method in self.methods.items() if method is found.method)
+        calls = {id(metric): name for name, metric in self.metrics.items()}
+        if self.plan.maps:
+            grid = self.view.grid if isinstance(self.view, ViT) else GRID
+            own = found.map.float()
+            own = own if tuple(own.shape) == grid else F.adaptive_avg_pool2d(own[None, None], grid)[0, 0]
+            self.maps[f"{self.name}|{found.example.id}|{call}|{found.explained}"] = own
+        for (metric, _), row in zip(found.scores, found.rows(), strict=True):
+            yield (call, calls[id(metric)], found.explained), {**row, "label": found.label}
+
+    def _failed(self, found: Failure) -> Iterator[tuple[Pair, dict[str, Any]]]:
+        method = self.methods[found.method]
+        about = {"method": method.info.name, "params": json.dumps(method.given(), sort_keys=True)}
+        row = {**about, "image": found.example.id, "explained": found.kind, "error": found.reason}
+        yield (found.method, found.metric, found.kind), row
+
+    def _note(self, rows: list[dict[str, Any]], errors: int) -> None:
+        """Puts rows into the buffer, which becomes a part every few seconds."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if self.view.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.view.device)
+        common = {"model": self.name, "model_hash": self.model_hash, "data": self.plan.data, "memory": peak}
+        empty = {"method": "", "params": "{}", "metric": "", "value": float("nan"), "explained": ""}
+        now = datetime.now(UTC)
+        self.buffer += [{**empty, **row, **common, "time": now} for row in rows]
+        self.outcome.rows += len(rows)
+        self.outcome.errors += errors
+        if errors and self.outcome.first_error is None:
+            self.outcome.first_error = next(row["error"] for row in rows if row.get("error"))
+        self.fresh += rows
+
+    def _tell(self, done: int, total: int) -> None:
+        if time.monotonic() - self.written > EVERY:
+            self._flush()
+        if self.watch is not None:
+            self.watch(Step(self.name, done, total, self.fresh))
+        self.fresh = []
+
+    def _flush(self) -> None:
+        """Writes what is in the buffer; rows last, so that what they speak of is there."""
+        maps, pictures, rows = self.maps, self.pictures, self.buffer
+        self.maps, self.pictures, self.buffer = {}, [], []
+        if maps:
+            self.store.add_maps(maps)
+        if pictures:
+            self.store.add_pictures(pictures)
+        if rows:
+            self.store.add_rows(rows)
+        self.written = time.monotonic()
+
+    def _picture(self, example: Example) -> dict[str, Any]:
+        pixels = self.view.preprocess(example.image)
+        seen = self.view.preprocessing.denormalise(pixels)
+        seen.thumbnail((THUMBNAIL, THUMBNAIL))
+        buffer = io.BytesIO()
+        seen.save(buffer, "JPEG", quality=85)
+        with torch.no_grad():
+            probabilities = self.view.probabilities(self.view.logits(pixels[None]))[0]
+        top = int(probabilities.argmax())
+        label = "" if example.label is None else self.view.label(self.remap(example.label))
+        return {
+            "image": example.id,
+            "model": self.name,
+            "jpeg": buffer.getvalue(),
+            "label": label,
+            "predicted": self.view.label(top),
+            "probability": float(probabilities[top]),
+        }
+
+    def _affordable(self, method: str, metric: str) -> bool:
+        spared = self.metrics[metric].info.name in self.plan.cheap_only
+        return not spared or sum(self.methods[method].passes()) <= CHEAP
+
+    def _key(self, about: str, pair: Pair) -> str:
+        method, metric = self.methods[pair[0]], self.metrics[pair[1]]
+        how = [method.info.name, method.version, {name: getattr(method, name) for name in method.parameters()}]
+        what: list[Any] = [metric.info.name, metric.version, _all(metric)]
+        return _hash(about, self.model_hash, json.dumps([how, what, pair[2]], sort_keys=True, default=str))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method that failed on an image, for one metric."""
+
+    example: Example
+    method: str
+    metric: str
+    kind: str
+    reason: str
+
+
+def _all(metric: Metric) -> dict[str, Any]:
+    return {name: getattr(metric, name) for name in metric.parameters()}
+
+
+def _annotations(example: Example) -> str:
+    """A hash of what is known about an image: other annotations are other results."""
+    digest = hashlib.blake2b(repr(example.label).encode(), digest_size=16)
+    for item in example.objects:
+        digest.update(repr((item.label, item.box)).encode())
+        if item.mask is not None:
+            digest.update(item.mask.tobytes())
+    if example.ignore is not None:
+        digest.update(example.ignore.tobytes())
+    return digest.hexdigest()
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
