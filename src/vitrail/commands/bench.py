@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from vitrail.bench.cluster import run_on_cluster
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Outcome, Step, load_model
 from vitrail.bench.run import run as run_plan
@@ -60,7 +61,7 @@ def default_model(data: str) -> str:
     return "scenes" if data.split(":", maxsplit=1)[0] == "scenes" else "photo"
 
 
-def run(plan: Plan, out: Path, device: str, retry: bool) -> int:
+def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = None) -> int:
     """Runs the plan and says what came of it; returns how much failed."""
     told = Console(highlight=False)
 
@@ -72,7 +73,10 @@ def run(plan: Plan, out: Path, device: str, retry: bool) -> int:
     for rows in _before(out):
         board.add(rows)
     with Live(console=told, refresh_per_second=2, transient=not told.is_terminal, get_renderable=board.draw):
-        outcome = run_plan(plan, out, load=load, watch=board.see, retry=retry)
+        if cluster is None:
+            outcome = run_plan(plan, out, load=load, watch=board.see, retry=retry)
+        else:
+            outcome = run_on_cluster(plan, out, cluster, load=load, watch=board.see, retry=retry)
     if not told.is_terminal:
         told.print(board.draw())
     _conclude(told, outcome, out)
