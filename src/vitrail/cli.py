@@ -212,6 +212,44 @@ def bench(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders of vitrail bench.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the report; default: report in the first run.")] = None,
+    formats: Annotated[list[str] | None, typer.Option("--format", help="html, md, tex, csv, pdf, png, svg.")] = None,
+) -> None:
+    """Tables, figures and one HTML file of runs."""
+    from vitrail.commands.report import run
+
+    run(runs, out, split(formats))
+
+
+@app.command()
+def reproduce(
+    target: Annotated[str | None, typer.Argument(metavar="[TARGET]", help="A table or figure; see --list.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
+    data: Annotated[list[str] | None, typer.Option(help="NAME=PATH of each data set needed, repeated.")] = None,
+    model: Annotated[list[str] | None, typer.Option("--model", "-m", help="Another model for the paper's.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Fewer images than the paper.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only these methods, by their labels.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("vitrail-papers"),
+    quick: Annotated[bool, typer.Option("--quick", help="Few steps and masks, to try it out.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure a paper's table again, beside the published numbers."""
+    from vitrail.commands.reproduce import list_targets, parse_data, run, show_targets
+
+    if listing or target is None:
+        show_targets(list_targets(target or "*"), as_json)
+        return
+    failed = run(target, parse_data(data or []), model, images, out, only=split(only), quick=quick, retry=retry,
+                 device=device, as_json=as_json)  # fmt: skip
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def metrics(
     pattern: Annotated[str, typer.Argument(metavar="[GLOB]", help="Part of the names, e.g. 'token_*'.")] = "*",
     as_json: Json = False,

@@ -25,7 +25,7 @@ from vitrail.metrics.calls import join_call, split_list
 from vitrail.metrics.statistics import interval
 from vitrail.models.view import View
 
-SHOWN = 5  # metrics beside one another in the live table
+WIDTH, CELL = 58, 15  # columns of the terminal that the method takes, and each metric
 RESAMPLES = 200  # of its intervals
 BAR = 16
 
@@ -150,19 +150,20 @@ class Board:
 
     def _of(self, model: str) -> Table:
         metrics = list(dict.fromkeys(metric for own, _, metric in self.values if own == model))
+        shown = metrics[: max(1, (Console().width - WIDTH) // CELL)]
         done, total = self.done[model], self.total.get(model)
         table = Table(box=None, header_style="dim", title=self._title(model, done, total), title_justify="left")
         table.add_column("method", no_wrap=True)
         table.add_column("images", justify="right")
         table.add_column("s/image", justify="right")
-        for metric in metrics[:SHOWN]:
-            table.add_column(metric, justify="right")
-        if len(metrics) > SHOWN:
-            table.add_column(f"… {len(metrics) - SHOWN} more")
+        for metric in shown:
+            table.add_column(metric, justify="right", no_wrap=True)
+        if len(metrics) > len(shown):
+            table.add_column(f"… {len(metrics) - len(shown)} more", no_wrap=True)
         for call in dict.fromkeys(method for own, method, _ in self.values if own == model):
             spent = self.seconds[model, call]
             count = max((len(self.values.get((model, call, metric), ())) for metric in metrics), default=0)
-            cells = [_mean(self.values.get((model, call, metric), [])) for metric in metrics[:SHOWN]]
+            cells = [_mean(self.values.get((model, call, metric), [])) for metric in shown]
             table.add_row(escape(call), str(count), f"{np.mean(spent):.3f}", *cells)
         return table
 

@@ -1,0 +1,170 @@
+const AT_ONCE = 10, LENS = 112, ALPHA = 0.85, FADE = 0.8;
+const gallery = { setting: 0, metric: 0, method: "all", order: "worst", count: AT_ONCE };
+const tables = { 0: bytes(data.colours.unsigned), 1: bytes(data.colours.signed) };
+
+function buildGallery() {
+  const first = data.galleries.findIndex((own) => own.images.length);
+  if (first < 0) return;
+  const section = find("#gallery");
+  gallery.setting = first;
+  gallery.metric = Math.max(0, data.metrics.findIndex((metric) => metric.better));
+  section.append(element("h2", {}, "Images"), galleryBar(), element("p", { class: "note", id: "gallery-note" }),
+    element("div", { id: "cards" }), element("button", { type: "button", id: "more", onclick: showMore }, "Show more"));
+  section.hidden = false;
+  listeners.push(() => { gallery.count = AT_ONCE; showGallery(); });
+  showGallery();
+}
+
+function galleryBar() {
+  const choice = (key, label, entries, numeric) => {
+    const select = element("select", { "data-choice": key, onchange: () => {
+      gallery[key] = numeric ? Number(select.value) : select.value;
+      gallery.count = AT_ONCE;
+      showGallery();
+    } });
+    return element("label", {}, label, options(select, entries.map(([value, text]) => [String(value), text]), String(gallery[key])));
+  };
+  const settings = data.settings.map((name, place) => [place, name]).filter(([place]) => data.galleries[place].images.length);
+  const metrics = data.metrics.map((metric, place) => [place, metric.title]).filter(([place]) => data.metrics[place].better);
+  const methods = [["all", "all shown methods"], ...data.methods.map((name, place) => [place, name])];
+  const orders = [["worst", "worst first"], ["best", "best first"]];
+  const strength = element("input", { type: "range", min: 0, max: 100, value: 100, oninput: () => {
+    document.documentElement.style.setProperty("--strength", strength.value / 100);
+  } });
+  return element("div", { class: "bar" },
+    settings.length > 1 ? choice("setting", "Of", settings, true) : null,
+    metrics.length ? choice("order", "Order", orders) : null,
+    metrics.length ? choice("metric", "by", metrics, true) : null,
+    metrics.length ? choice("method", "of", methods) : null,
+    element("label", {}, "Map strength", strength));
+}
+
+// How good an image's explanations are by the chosen metric; null where it does not apply.
+function merit(image) {
+  const { better } = data.metrics[gallery.metric] ?? { better: 0 };
+  const methods = gallery.method === "all" ? [...state.methods] : [Number(gallery.method)];
+  const values = methods.map((method) => image.values[method][gallery.metric]).filter((value) => value !== null);
+  return values.length ? (better * values.reduce((sum, value) => sum + value, 0)) / values.length : null;
+}
+
+function chosenImages() {
+  const entries = data.galleries[gallery.setting].images
+    .filter((image) => !state.wanted || image.class === state.wanted)
+    .map((image) => ({ image, merit: merit(image) }));
+  const direction = gallery.order === "worst" ? 1 : -1;
+  entries.sort((one, other) => {
+    if (one.merit === null || other.merit === null) return (one.merit === null) - (other.merit === null);
+    return direction * (one.merit - other.merit);
+  });
+  return entries.map((entry) => entry.image);
+}
+
+function showMore() {
+  const before = gallery.count;
+  gallery.count += AT_ONCE;
+  showGallery();
+  find(`#cards .card:nth-child(${before + 1}) button`)?.focus();
+}
+
+function showGallery() {
+  const images = chosenImages();
+  find("#cards").replaceChildren(...images.slice(0, gallery.count).map(card));
+  const left = images.length - gallery.count;
+  find("#more").hidden = left <= 0;
+  find("#more").textContent = `Show ${Math.min(left, AT_ONCE)} more of ${left}`;
+  find("#gallery-note").textContent = galleryNote(images.length);
+}
+
+function galleryNote(count) {
+  const { total, pictures, maps, images } = data.galleries[gallery.setting];
+  const told = [];
+  if (images.length < total) {
+    told.push(`This file holds ${images.length} of ${total} images: the worst by each metric in turn, by the mean of all methods.`);
+  }
+  if (!pictures) told.push("The run kept no pictures and maps (maps = false in its plan): numbers and curves only.");
+  else if (!maps) told.push("The run kept no maps.");
+  if (state.wanted) told.push(`${count} of the class “${state.wanted}”.`);
+  if (maps) told.push("Each map has its own colour scale: red for the class, blue against it; maps that know no “against” go from dark to yellow.");
+  return told.join(" ");
+}
+
+function card(image) {
+  const methods = [...state.methods].sort((one, other) => one - other);
+  const tiles = methods.filter((method) => image.values[method].some((value) => value !== null) || image.maps[method]).map((method) => tile(image, method));
+  if (image.jpeg) tiles.unshift(element("div", { class: "tile" }, lens(image, null), "the model’s input"));
+  return element("article", { class: "card" }, element("h3", {}, named(image.id)), element("p", {}, ...aboutImage(image)),
+    element("div", { class: "tiles" }, ...tiles));
+}
+
+function aboutImage(image) {
+  if (!image.jpeg) return [named(image.class)];
+  const wrong = image.label && image.label !== image.predicted;
+  const percent = image.probability === null ? "" : ` (${Math.round(100 * image.probability)} %)`;
+  const predicted = element("span", { class: wrong ? "wrong" : null }, "predicted ", named(image.predicted), percent, wrong ? " ✗" : "");
+  return image.label ? ["true class ", named(image.label), " · ", predicted] : [predicted];
+}
+
+function tile(image, method) {
+  const value = image.values[method][gallery.metric];
+  return element("button", { type: "button", class: "tile", onclick: () => openImage(image, method) },
+    image.jpeg ? lens(image, image.maps[method]) : null, element("strong", {}, shown(value, gallery.metric)), named(data.methods[method]));
+}
+
+function lens(image, map) {
+  const picture = element("img", { src: `data:image/jpeg;base64,${image.jpeg}`, alt: "" });
+  return element("span", { class: "lens" }, picture, map ? overlay(map) : null);
+}
+
+// The map between the middles of its cells, as vitrail.show draws it: the stronger the evidence, the less transparent.
+function overlay([rows, columns, signed, text]) {
+  const places = bytes(text), colours = tables[signed];
+  const canvas = element("canvas", { width: LENS, height: LENS, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(LENS, LENS);
+  const across = axis(columns), down = axis(rows);
+  for (let y = 0, at = 0; y < LENS; y++) {
+    const [top, below, v] = down[y];
+    for (let x = 0; x < LENS; x++, at += 4) {
+      const [left, right, u] = across[x];
+      const upper = places[top * columns + left] * (1 - u) + places[top * columns + right] * u;
+      const lower = places[below * columns + left] * (1 - u) + places[below * columns + right] * u;
+      const place = upper * (1 - v) + lower * v;
+      const strength = signed ? Math.abs((2 * place) / 255 - 1) : place / 255;
+      const shade = 3 * Math.round(place);
+      pixels.data[at] = colours[shade];
+      pixels.data[at + 1] = colours[shade + 1];
+      pixels.data[at + 2] = colours[shade + 2];
+      pixels.data[at + 3] = 255 * ALPHA * strength ** FADE;
+    }
+  }
+  context.putImageData(pixels, 0, 0);
+  return canvas;
+}
+
+function axis(cells) {
+  return Array.from({ length: LENS }, (_, pixel) => {
+    const place = Math.min(Math.max(((pixel + 0.5) * cells) / LENS - 0.5, 0), cells - 1);
+    const before = Math.floor(place);
+    return [before, Math.min(before + 1, cells - 1), place - before];
+  });
+}
+
+function openImage(image, method) {
+  const rows = [...state.metrics].sort((one, other) => one - other).map((metric) =>
+    element("tr", {}, element("th", { scope: "row" }, named(data.metrics[metric].title)), element("td", {}, shown(image.values[method][metric], metric))));
+  const values = element("table", { class: "values" }, ...rows);
+  const seen = image.jpeg ? lens(image, image.maps[method]) : null;
+  const { axes } = data.galleries[gallery.setting];
+  openSheet(data.methods[method], [named(image.id), " · ", ...aboutImage(image)], (room) => [
+    element("div", { class: "pair" }, seen, values),
+    ...Object.keys(axes).filter((metric) => state.metrics.has(Number(metric))).flatMap((metric) => imageCurves(image, method, metric, axes[metric], room)),
+  ]);
+}
+
+function imageCurves(image, method, metric, { shares, low, high }, room) {
+  const lines = image.curves[metric]
+    .map((text, place) => ({ method: place, text }))
+    .filter((line) => line.text && (state.methods.has(line.method) || line.method === method))
+    .map((line) => ({ method: line.method, points: [...bytes(line.text)].map((value) => low + (value / 255) * (high - low)) }));
+  return lines.some((line) => line.method === method) ? [figure(lines, shares, Number(metric), method, room), keys(lines, method)] : [];
+}

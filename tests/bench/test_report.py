@@ -1,0 +1,320 @@
+"""Tables and figures of a report."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from tests.bench.report_runs import START, Made, frame_of
+
+from vitrail.bench import figures, tables
+from vitrail.bench.reading import normal_call, read_results
+from vitrail.bench.report import FORMATS, report
+from vitrail.bench.store import Store
+from vitrail.bench.summary import Summary, number, summarise_results
+from vitrail.commands.report import run
+from vitrail.errors import VitrailError
+
+HOSTILE = r"$\input{x}$ & 100% #1_a {b} ~^ \ | `c` <b>*d*</b>"
+
+
+def summary_of(*folders: Path) -> Summary:
+    return summarise_results(read_results(folders))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Made().write(tmp_path / "one")
+
+
+def test_numbers_are_those_of_pandas(folder: Path) -> None:
+    found = pd.read_csv(io.StringIO(tables.long_csv(summary_of(folder))))
+    expected = frame_of(folder).groupby(["call", "metric"])["value"].agg(["mean", "count"])
+    assert len(found) == 16
+    for line in found.itertuples():
+        mean, count = expected.loc[(line.method, line.metric)]
+        assert line.n == count
+        assert line.mean == pytest.approx(mean, rel=1e-5, nan_ok=True)
+        assert not line.n or line.low <= line.mean <= line.high
+    assert set(found["better"]) == {"higher", "lower"}
+
+
+def test_wide_csv_has_one_line_per_method_in_the_order_of_the_plan(folder: Path) -> None:
+    found = pd.read_csv(io.StringIO(tables.wide_csv(summary_of(folder))))
+    assert list(found["method"]) == ["decompx.skipplus", "rollout", "grad_cam", "random"]
+    assert found["deletion(steps=8) ↓"].is_monotonic_increasing
+    assert found["seconds per image"].notna().all()
+
+
+def test_markdown_marks_best_second_and_ties(folder: Path) -> None:
+    text = tables.markdown(summary_of(folder))
+    lines = {
+        line.split("|")[1].strip(" `"): line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| `")
+    }
+    header = next(line for line in text.splitlines() if line.startswith("| method"))
+    assert "insertion(steps=8) ↑" in header
+    assert "deletion(steps=8) ↓" in header
+    assert lines["decompx.skipplus"][0].strip().startswith("**0.")
+    assert re.search(r"<ins>0\.\d+</ins> \[0\.\d+, 0\.\d+\]", lines["rollout"][0])
+    assert "≈" not in lines["random"][0]
+    assert lines["random"][3].strip() == "–"
+    assert "24 images of folder:photos" in text
+    assert "/somewhere" not in text  # a report is sent to others
+
+
+def test_methods_that_cannot_be_told_apart_are_marked(tmp_path: Path) -> None:
+    made = Made(quality={"rollout": 0.7, "grad_cam": 0.7, "random": 0.1}, noise=0.2)
+    cells = summary_of(made.write(tmp_path / "run")).cells[0]
+    first, second, last = (row[0] for row in cells)
+    assert {first.rank, second.rank} == {1, 2}
+    assert first.tied != second.tied
+    assert last.p < 0.05
+    assert not last.tied
+
+
+def test_latex_has_as_many_cells_as_columns(folder: Path, tmp_path: Path) -> None:
+    other = Made(model="deit", metrics=("insertion(steps=8)", "pointing_game"), seed=1).write(tmp_path / "two")
+    for text in (tables.latex(summary_of(folder)), tables.latex(summary_of(folder, other))):
+        assert r"\toprule" in text
+        assert r"\textbf{" in text
+        assert r"\underline{" in text
+        for body in re.findall(r"\\begin{tabular}{(\w+)}(.*?)\\end{tabular}", text, re.DOTALL):
+            for line in body[1].split(r"\\"):
+                line = re.sub(r"\\(toprule|midrule|bottomrule|cmidrule\(lr\){[\d-]+})", "", line).strip()
+                spans = sum(int(own) - 1 for own in re.findall(r"\\multicolumn{(\d+)}", line))
+                if line:
+                    assert len(re.findall(r"(?<!\\)&", line)) + 1 + spans == len(body[0]), line
+
+
+def test_names_mean_themselves_in_every_format(tmp_path: Path) -> None:
+    made = Made(model=HOSTILE, quality={f"rise(note={HOSTILE!r})": 0.7, "rollout": 0.5, "random": 0.2})
+    summary = summary_of(made.write(tmp_path / "run"))
+    markdown, latex = tables.markdown(summary), tables.latex(summary)
+    rows = [line for line in markdown.splitlines() if line.startswith("| `")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
+    assert "<b>" not in "".join(line for line in markdown.splitlines() if line not in rows)
+    assert not re.search(r"(?<![\\a-z])[#%]", latex.split("\n", 1)[1])
+    assert r"\input" not in latex
+    drawn = figures.draw_all(summary, ["svg"])
+    assert {"bars.svg", "radar.svg", "curves.svg", "agreement.svg"} == drawn.keys()
+
+
+def test_runs_stand_side_by_side(folder: Path, tmp_path: Path) -> None:
+    other = Made(model="deit", seed=1, images=12, metrics=("insertion(steps=8)",)).write(tmp_path / "two")
+    summary = summary_of(folder, other)
+    assert [one.label for one in summary.results.settings] == ["vit_tiny", "deit"]
+    header = next(line for line in tables.markdown(summary).splitlines() if line.startswith("| method"))
+    assert "insertion(steps=8) ↑<br>vit\\_tiny | insertion(steps=8) ↑<br>deit |" in header
+    assert header.count("pointing") == 1  # not measured in the other run
+    for s, own in enumerate((folder, other)):
+        mean = frame_of(own).query("call == 'rollout' and metric == 'insertion(steps=8)'")["value"].mean()
+        assert summary.cells[s][1][0].mean == pytest.approx(mean)
+
+
+def test_runs_that_differ_in_nothing_else_are_told_by_name(tmp_path: Path) -> None:
+    folders = [Made(seed=i).write(tmp_path / name) for i, name in enumerate(("a/run", "b/run"))]
+    assert [one.label for one in summary_of(*folders).results.settings] == ["a/run", "b/run"]
+    assert [one.label for one in summary_of(folders[0]).results.settings] == [""]
+
+
+def test_both_kinds_of_class_are_two_settings(folder: Path) -> None:
+    Store(folder).add_rows([{**row, "key": "l" + row["key"]} for row in Made(explained="label", seed=3).rows()])
+    assert [one.label for one in summary_of(folder).results.settings] == ["predicted", "label"]
+
+
+def test_the_protocol_of_the_plan_is_part_of_the_metric(tmp_path: Path) -> None:
+    metrics = ("token_deletion_accuracy", "pointing_game")
+    plain = read_results([Made(metrics=metrics).write(tmp_path / "plain")])
+    paper = read_results([Made(metrics=metrics, protocol="skipplus").write(tmp_path / "paper")])
+    assert [one.title for one in plain.metrics] == ["token_deletion_accuracy ↓", "pointing_game ↑"]
+    assert [one.title for one in paper.metrics] == ["token_deletion_accuracy(protocol=skipplus) ↑", "pointing_game ↑"]
+
+
+def test_an_unknown_metric_has_no_best(tmp_path: Path) -> None:
+    summary = summary_of(Made(metrics=("my_own", "pointing_game")).write(tmp_path / "run"))
+    assert {row[0].rank for row in summary.cells[0]} == {0}
+    assert "my_own" in " ".join(summary.legend())
+
+
+def test_combined_metrics_are_no_means_of_values(folder: Path) -> None:
+    rows = Made(metrics=("mean_iou",)).rows()
+    draw = np.random.default_rng(0)
+    for row in rows:
+        row["parts"], row["key"] = (draw.random(4) * 100).tolist(), "iou" + row["key"]
+    Store(folder).add_rows(rows)
+    summary = summary_of(folder)
+    place = [one.call for one in summary.results.metrics].index("mean_iou")
+    from vitrail.metrics.statistics import summarise
+
+    expected = summarise(frame_of(folder).query("metric == 'mean_iou'")).set_index("method")
+    for m, method in enumerate(summary.results.methods):
+        cell = summary.cells[0][m][place]
+        assert cell.mean == pytest.approx(expected.loc[method, "mean"])
+        assert (cell.low, cell.high) == pytest.approx((expected.loc[method, "low"], expected.loc[method, "high"]))
+
+
+def test_errors_are_counted_and_listed_and_no_values(tmp_path: Path) -> None:
+    summary = summary_of(Made(errors=3, broken=2).write(tmp_path / "run"))
+    assert tables.error_count(summary) == 5
+    text = tables.markdown(summary)
+    assert "## Errors: 5" in text
+    assert "3 × random, insertion(steps=8) (vit\\_tiny; first photo-000): out of memory &lt;b&gt;" in text
+    assert "2 × the image could not be read" in text
+    assert len(pd.read_csv(io.StringIO(tables.errors_csv(summary)))) == 2
+    assert len(summary.results.settings[0].images) == 24
+
+
+def test_cells_of_fewer_images_say_so(tmp_path: Path) -> None:
+    text = tables.markdown(summary_of(Made(errors=3).write(tmp_path / "run")))
+    assert "(n = 23)" in text
+
+
+def test_the_newest_of_equal_rows_counts(folder: Path) -> None:
+    row = {**Made().rows()[0], "key": "again", "image_hash": "another", "value": 123.0}
+    Store(folder).add_rows([{**row, "time": START.replace(year=2030)}])
+    results = read_results([folder])
+    assert results.replaced == 1
+    assert results.settings[0].values[0, 0, 0] == 123.0
+    assert "1 older rows" in " ".join(summarise_results(results).legend())
+
+
+def test_agreement_is_told_of_metrics_that_have_one(folder: Path) -> None:
+    summary = summary_of(folder)
+    found = summary.agreement[0]
+    assert found is not None
+    assert [summary.results.metrics[k].call for k in found.metrics] == [
+        "insertion(steps=8)",
+        "deletion(steps=8)",
+        "pointing_game",
+    ]
+    assert found.of_means[0, 1] == 1
+    frame = pd.read_csv(io.StringIO(tables.agreement_csv(summary)))
+    assert len(frame) == 9
+    assert "Do the metrics agree" in tables.markdown(summary)
+
+
+def test_classes_have_their_own_cells(folder: Path) -> None:
+    summary = summary_of(folder)
+    rows = frame_of(folder)
+    assert list(summary.classes) == ["cat", "dog", "owl"]
+    mean = rows[(rows["label"] == 1) & (rows["call"] == "rollout") & (rows["metric"] == "pointing_game")][
+        "value"
+    ].mean()
+    cell = summary.classes["dog"][0][1][2]
+    assert (cell.n, cell.mean) == (8, pytest.approx(mean))
+
+
+def test_figures_are_whole_and_the_same_every_time(folder: Path) -> None:
+    summary = summary_of(folder)
+    drawn = figures.draw_all(summary, figures.FORMATS)
+    assert drawn.keys() == {f"{n}.{f}" for n in ("bars", "radar", "curves", "agreement") for f in figures.FORMATS}
+    for name, content in drawn.items():
+        if name.endswith(".png"):
+            pixels = np.asarray(Image.open(io.BytesIO(content)).convert("L"))
+            assert min(pixels.shape) > 300
+            assert pixels.std() > 5
+        elif name.endswith(".svg"):
+            assert ElementTree.fromstring(content).tag.endswith("svg")
+        else:
+            assert content.startswith(b"%PDF")
+    assert figures.draw_all(summary_of(folder), figures.FORMATS) == drawn
+
+
+def test_figures_that_have_nothing_to_show_are_left_out(tmp_path: Path) -> None:
+    made = Made(quality={"rollout": 0.5}, metrics=("pointing_game",))
+    assert figures.draw_all(summary_of(made.write(tmp_path / "run")), ["png"]).keys() == {"bars.png"}
+
+
+@pytest.mark.parametrize("methods", [1, 2, 40])
+def test_any_number_of_methods(tmp_path: Path, methods: int) -> None:
+    made = Made(quality={f"rise(masks={i + 1})": i / methods for i in range(methods)}, images=7)
+    summary = summary_of(made.write(tmp_path / "run"))
+    assert len(summary.drawn_methods(0, figures.LINES)) == min(methods, figures.LINES)
+    assert figures.draw_all(summary, ["svg"])
+
+
+def test_report_writes_all_files_by_default(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = run([folder], None, [])
+    assert all(path.is_file() and path.stat().st_size for path in paths)
+    assert {path.suffix.lstrip(".") for path in paths} == set(FORMATS)
+    assert folder / "report" / "report.html" in paths
+    assert "report.html" in capsys.readouterr().out.replace("\n", "")
+    assert run([folder], tmp_path / "out", ["md", "CSV"])[0].name == "report.md"
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_markdown_shows_the_figures_it_was_made_with(folder: Path, tmp_path: Path) -> None:
+    report([folder], tmp_path / "out", ["md", "png"])
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    shown = re.findall(r"\]\((.*?)\)", text)
+    assert shown
+    assert all((tmp_path / "out" / path).is_file() for path in shown)
+
+
+def test_what_cannot_be_reported(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="no format docx: expected some of html"):
+        report([folder], tmp_path / "out", ["docx"])
+    with pytest.raises(VitrailError, match="holds no results"):
+        report([tmp_path / "nowhere"], tmp_path / "out")
+    with pytest.raises(VitrailError, match="no run was given"):
+        report([], tmp_path / "out")
+    with pytest.raises(VitrailError, match="given twice"):
+        report([folder, folder], tmp_path / "out")
+    only = tmp_path / "errors"
+    Store(only).add_rows([{**row, "error": "bad"} for row in Made().rows()])
+    with pytest.raises(VitrailError, match="nothing was measured"):
+        report([only], tmp_path / "out")
+    next(iter((folder / "rows").glob("*.parquet"))).write_bytes(b"PAR1 no more")
+    with pytest.raises(VitrailError, match="cannot read the results"):
+        report([folder], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_maps_plan_or_environment(tmp_path: Path) -> None:
+    folder = Made(maps=False).write(tmp_path / "run")
+    (folder / "plan.toml").unlink()
+    (folder / "environment.json").unlink()
+    report([folder], tmp_path / "out", ["html", "md"])
+    assert set(read_results([folder]).settings[0].classes) == {"class 0", "class 1", "class 2"}
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("rollout", "rollout"),
+        ("att_cat(rule=frozen)", "att_ixg.plus(rule=frozen)"),
+        ("tis(masks=1024)", "tis"),
+        ("tis(masks=64)", "tis(masks=64)"),
+        ("nobody(knows=it)", "nobody(knows=it)"),
+    ],
+)
+def test_plans_and_maps_may_name_a_method_otherwise(call: str, expected: str) -> None:
+    assert normal_call(call) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [
+        (0.1234, 3, "0.123"),
+        (-1.5, 1, "−1.5"),
+        (-0.0001, 3, "0.000"),
+        (3e-7, None, "3.0e−07"),
+        (np.nan, 3, "–"),
+        (-np.inf, 3, "−∞"),
+    ],
+)
+def test_numbers(value: float, decimals: int | None, text: str) -> None:
+    assert number(value, decimals) == text
+
+
+def test_params_of_rows_are_sorted_calls(folder: Path) -> None:
+    row = {**Made().rows()[0], "key": "new", "method": "rise", "params": json.dumps({"masks": 8, "seed": 1})}
+    Store(folder).add_rows([row])
+    assert "rise(masks=8, seed=1)" in read_results([folder]).methods
