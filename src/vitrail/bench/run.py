@@ -242,7 +242,10 @@ class ModelRun:
             grid = self.view.grid if isinstance(self.view, ViT) else GRID
             own = found.map.float()
             own = own if tuple(own.shape) == grid else F.adaptive_avg_pool2d(own[None, None], grid)[0, 0]
-            self.maps[f"{self.name}|{found.example.id}|{call}|{found.explained}"] = own
+            largest = own.abs().max()  # to 1, or what is small would be nothing in fp16
+            self.maps[f"{self.name}|{found.example.id}|{call}|{found.explained}"] = (
+                own / largest if largest > 0 else own
+            )
         for (metric, _), row in zip(found.scores, found.rows(), strict=True):
             yield (call, calls[id(metric)], found.explained), {**row, "label": found.label}
 

@@ -25,7 +25,7 @@ from vitrail.metrics.calls import join_call, split_list
 from vitrail.metrics.statistics import interval
 from vitrail.models.view import View
 
-WIDTH, CELL = 58, 15  # columns of the terminal that the method takes, and each metric
+WIDTH, CELL = 62, 24  # columns of the terminal that the method takes, and each metric
 RESAMPLES = 200  # of its intervals
 BAR = 16
 
@@ -154,8 +154,8 @@ class Board:
         done, total = self.done[model], self.total.get(model)
         table = Table(box=None, header_style="dim", title=self._title(model, done, total), title_justify="left")
         table.add_column("method", no_wrap=True)
-        table.add_column("images", justify="right")
-        table.add_column("s/image", justify="right")
+        table.add_column("images", justify="right", no_wrap=True, min_width=6)
+        table.add_column("s/image", justify="right", no_wrap=True, min_width=7)
         for metric in shown:
             table.add_column(metric, justify="right", no_wrap=True)
         if len(metrics) > len(shown):
