@@ -25,7 +25,7 @@ from vitrail.progress import counted
 # Sizes of a chunk. The start is chosen by free memory, never by timing; out of memory steps down and goes on.
 LADDER = (2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 # Beyond this a CPU gains nothing: the activations leave its caches.
-CPU_CHUNK = 64
+CPU_CHUNK, CPU_TOKENS = 64, 3200
 # Bytes that one token of one image holds at the widest point of a block, in units of its width × element size.
 WIDEST = 14
 # How much one chunk may hold: more does not make a GPU faster.
@@ -293,7 +293,7 @@ def first_chunk(view: View, length: int) -> int:
     width = view.blocks[0].norm1.width if isinstance(view, ViT) else 1024
     number = torch.finfo(view.dtype).bits // 8
     fits = min(free_memory(view.device) // 2, MOST_BYTES) // (length * width * number * WIDEST)
-    most = CPU_CHUNK if view.device.type == "cpu" else LADDER[0]
+    most = min(CPU_CHUNK, CPU_TOKENS // length) if view.device.type == "cpu" else LADDER[0]
     return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
 
 
