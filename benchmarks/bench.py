@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from timing import seconds
 
 import vitrail
 from vitrail.bench.plan import ModelSpec, Plan
@@ -37,12 +37,6 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             spent.append(seconds(lambda where=folder: run(plan, Path(where) / "run", load=lambda spec: view)))
     print(f"evaluate {bare:.2f} s, bench {min(spent):.2f} s: ratio {min(spent) / bare:.3f}")
-
-
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

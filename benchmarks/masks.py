@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import resource
-import time
-from collections.abc import Callable
 
 import timm
 import torch
 from PIL import Image
 from scipy.stats import spearmanr
+from timing import seconds
 
 import vitrail
 from vitrail.data import Scenes
@@ -98,14 +97,6 @@ def measure_vit_cx(view: ViT, image: torch.Tensor, delta: float) -> None:
         floor = min(seconds(lambda c=chunk: bare(c)) for chunk in CHUNKS)
     told = f"vit_cx, {forwards // 2} masks: {spent:.2f} s; its {forwards} forwards {floor:.2f} s"
     print(f"{told}; ratio {spent / floor:.2f}; peak memory + {peak() - before:.0f} MB")
-
-
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def peak() -> float:

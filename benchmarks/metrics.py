@@ -9,12 +9,11 @@ chunk sizes, in one run.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 
 import timm
 import torch
 from PIL import Image
+from timing import seconds
 
 import vitrail
 from vitrail.data import Scenes
@@ -76,14 +75,6 @@ def subsets(view: ViT, images: torch.Tensor) -> None:
             keep = torch.arange(count, device=images.device).expand(len(images), -1)
             for start in range(0, len(images), 64):
                 view.encode(tokens[start : start + 64], keep[start : start + 64])
-
-
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

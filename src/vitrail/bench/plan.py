@@ -134,8 +134,6 @@ def to_toml(values: Mapping[str, Any]) -> str:
             continue
         if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
             tables += [f"\n[[{key}]]\n" + to_toml(one) for one in value]
-        elif isinstance(value, Mapping):
-            lines.append(f"{key} = {_inline(value)}")
         else:
             lines.append(f"{key} = {_inline(value)}")
     return "\n".join(lines) + "\n" + "".join(tables)
