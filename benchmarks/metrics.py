@@ -3,7 +3,7 @@
 Run: python benchmarks/metrics.py [--model vit_tiny_patch16_224] [--images 2] [--device cpu]
 Insertion and deletion (224 steps each), perturbation curves (21 levels, both orders) and token curves of given maps are
 compared with the same number of bare forwards, on whole images or on subsets of the same sizes, at the best of several
-chunk sizes, in one run.
+chunk sizes, in one run; the best of three each, after a warm-up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import timm
 import torch
 from PIL import Image
-from timing import seconds
+from timing import best
 
 import vitrail
 from vitrail.data import Scenes
@@ -41,12 +41,12 @@ def main() -> None:
         f"{options.model} (random weights), {options.device}, {torch.get_num_threads()} threads, {len(images)} images"
     )
     pixels, tokens = 2 * 225 + 2 * 21, 20
-    measured = seconds(lambda: curves(view, images, PIXELS))
-    bare = min(seconds(lambda c=chunk: forwards(view, images, pixels, c)) for chunk in CHUNKS[options.device])
+    measured = best(lambda: curves(view, images, PIXELS))
+    bare = min(best(lambda c=chunk: forwards(view, images, pixels, c)) for chunk in CHUNKS[options.device])
     told = f"{pixels * len(images)} masked images: {measured:.2f} s; bare forwards {bare:.2f} s"
     print(f"{told}; ratio {measured / bare:.3f}")
-    measured = seconds(lambda: curves(view, images.repeat(20, 1, 1, 1), TOKENS))
-    bare = seconds(lambda: subsets(view, images.repeat(20, 1, 1, 1)))
+    measured = best(lambda: curves(view, images.repeat(20, 1, 1, 1), TOKENS))
+    bare = best(lambda: subsets(view, images.repeat(20, 1, 1, 1)))
     told = f"{tokens * 20 * len(images)} token sets: {measured:.2f} s; bare encodes {bare:.2f} s"
     print(f"{told}; ratio {measured / bare:.3f}")
 

@@ -15,3 +15,9 @@ def seconds(function: Callable[[], object]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def best(function: Callable[[], object], times: int = 3) -> float:
+    """The shortest of several calls, after one to warm up."""
+    function()
+    return min(seconds(function) for _ in range(times))

@@ -14,7 +14,7 @@ from torch import nn
 import vitrail
 from vitrail import VitrailError
 from vitrail.engine.trace import trace
-from vitrail.models.vit import ViT
+from vitrail.models.vit import ViT, products_in, unchanged
 
 SINGLE = torch.float32
 
@@ -49,6 +49,26 @@ def test_a_subset_of_tokens_is_the_same_as_masked_keys(name: str) -> None:
         keep = random_keep(family, len(images), kept, seed=kept)
         found = view.encode(view.embed(images), keep)
         assert (found - masked_logits(family, module, images, keep)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_products_in_another_precision_are_the_same_network(name: str) -> None:
+    family, module, view = viewed(name)
+    images, keep = batch(name), random_keep(family, 3, family.patches // 2, seed=0)
+    before = state_of(module)
+    with torch.no_grad(), unchanged():
+        expected = view.logits(images), view.encode(view.embed(images), keep)
+        with products_in(torch.float64):  # a copy in the same precision, q, k and v in one
+            attention = view.blocks[0].attention
+            assert attention.together is not None
+            assert attention.together.weight.shape[0] == sum(x.weight.shape[0] for x in
+                                                             (attention.q, attention.k, attention.v))  # fmt: skip
+            found = view.logits(images), view.encode(view.embed(images), keep)
+        with products_in(torch.bfloat16):
+            assert {x.weight.dtype for x in (attention.q, view.blocks[0].mlp.fc1)} == {torch.float64, torch.bfloat16}
+        assert view.blocks[0].attention.together is None
+    assert all(relative(ours, theirs) < 1e-12 for ours, theirs in zip(found, expected, strict=True))
+    assert_same_state(before, state_of(module))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -17,7 +17,10 @@ import re
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ import pandas as pd
 import torch
 
 import vitrail
+from vitrail.evaluating import open_examples
 from vitrail.metrics import build_metric, summarise
 from vitrail.metrics.calls import join_call, split_call
 
@@ -76,27 +80,38 @@ def main() -> None:
     parser.add_argument("--again", type=int, default=50)
     parser.add_argument("--again-metrics", default=",".join(AGAIN), help="metrics that explain again")
     parser.add_argument("--again-methods", help="methods for the metrics that explain again; all by default")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the images")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
-    given = {"checkpoint": options.checkpoint, "labels": options.labels, "img_size": options.img_size}
-    view = vitrail.load(options.model, **{key: value for key, value in given.items() if value is not None})
     areas = AREAS if options.steps is None else [f"{name}(steps={options.steps})" for name in AREAS]
     metrics = areas + METRICS + KNOWN[options.known]
-    warnings.simplefilter("ignore")
     begin = time.perf_counter()
-    rows = vitrail.evaluate(view, options.data, options.methods, metrics, target=options.target, images=options.images)
+    rows = measured(options, options.methods, metrics, options.images)
     spent = time.perf_counter() - begin
     print(f"{len(rows)} rows in {spent:.0f} s", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     write(summarise(rows), options, spent, rows)
     if options.again:
-        more = vitrail.evaluate(
-            view, options.data, options.again_methods or options.methods, options.again_metrics, target=options.target,
-            images=options.again,
-        )  # fmt: skip
+        more = measured(options, options.again_methods or options.methods, options.again_metrics, options.again)
         rows = pd.concat([rows, more])
         write(summarise(rows), options, time.perf_counter() - begin, rows)
     print(f"done in {time.perf_counter() - begin:.0f} s")
+
+
+def measured(options: argparse.Namespace, methods: str, metrics: Any, images: int | None) -> pd.DataFrame:
+    """The rows of all images, each job with its own share of them."""
+    if options.jobs == 1:
+        return share(options, methods, metrics, images, 0)
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        return pd.concat(pool.map(partial(share, options, methods, metrics, images), range(options.jobs)))
+
+
+def share(options: argparse.Namespace, methods: str, metrics: Any, images: int | None, job: int) -> pd.DataFrame:
+    warnings.simplefilter("ignore")
+    given = {"checkpoint": options.checkpoint, "labels": options.labels, "img_size": options.img_size}
+    view = vitrail.load(options.model, **{key: value for key, value in given.items() if value is not None})
+    data = open_examples(options.data, images, seed=0)[job :: options.jobs]
+    return vitrail.evaluate(view, data, methods, metrics, target=options.target)
 
 
 def write(table: pd.DataFrame, options: argparse.Namespace, spent: float, rows: pd.DataFrame) -> None:

@@ -6,6 +6,7 @@ told, with the layer, what passes by. Neither changes a forward value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -88,9 +89,7 @@ class Walk:
 
     def attention(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Tensor:
         """Queries from ``target`` (B, m, d), keys and values from ``source`` (B, n, d)."""
-        q = self.split(self.linear(target, attention.q, layer), attention.heads)
-        k = self.split(self.linear(source, attention.k, layer), attention.heads)
-        v = self.split(self.linear(source, attention.v, layer), attention.heads)
+        q, k, v = (self.split(x, attention.heads) for x in self.project(target, source, attention, layer))
         q, k = (
             self.position(q, attention.q_norm, attention, layer),
             self.position(k, attention.k_norm, attention, layer),
@@ -104,6 +103,17 @@ class Walk:
             out = self.rule.fused(q, k, v, attention.scale, bias)
         out = out.transpose(1, 2).flatten(2)  # (B, H, m, d/H) → (B, m, d)
         return self.linear(self.norm(out, attention.norm, layer), attention.proj, layer)
+
+    def project(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Sequence[Tensor]:
+        """Queries, keys and values, (B, ·, d) each."""
+        if attention.together is not None and target is source:
+            widths = [linear.weight.shape[0] for linear in (attention.q, attention.k, attention.v)]
+            return self.linear(target, attention.together, layer).split(widths, dim=-1)
+        return (
+            self.linear(target, attention.q, layer),
+            self.linear(source, attention.k, layer),
+            self.linear(source, attention.v, layer),
+        )
 
     def mlp(self, u: Tensor, mlp: Mlp, layer: int) -> Tensor:
         hidden = self.rule.activate(self.linear(u, mlp.fc1, layer), mlp.activation)

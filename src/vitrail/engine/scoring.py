@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.engine.ops import Walk
 from vitrail.models.view import View
-from vitrail.models.vit import ViT, unchanged
+from vitrail.models.vit import ViT, products_in, unchanged
 from vitrail.progress import counted
 
 # Sizes of a chunk. The start is chosen by free memory, never by timing; out of memory steps down and goes on.
@@ -252,7 +252,11 @@ class Run:
         about = torch.tensor([request.about for request, _ in pieces]).repeat_interleave(sizes, dim=0)
         try:
             inputs = first.inputs(pieces)
-            with torch.autocast(first.view.device.type, torch.bfloat16, enabled=first.reduced and gains(first.view)):
+            reduced = first.reduced and gains(first.view)
+            with (
+                torch.autocast(first.view.device.type, torch.bfloat16, enabled=reduced),
+                products_in(torch.bfloat16 if reduced else None),
+            ):
                 logits = first.logits(*inputs)
             return first.reading(first.view, logits, about.to(logits.device))
         except torch.OutOfMemoryError:

@@ -87,7 +87,7 @@ def trace(
     if not wanted or not wanted <= set(range(depth + 1)):
         raise VitrailError(f"layers {sorted(wanted)} do not fit a model with {depth} blocks: expected 0…{depth}.")
     recorder = _Recorder(set(keep), wanted, depth, parts.embedding.prefix.shape[0])
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.inference_mode(False), torch.set_grad_enabled(recorder.backward):
         with torch.no_grad():
             x = model.embed(images.detach().clone())
         logits = Walk(parts, get_rule(rule) if isinstance(rule, str) else rule, recorder).encode(x)

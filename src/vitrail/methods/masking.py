@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.noise import Kind, noise
+from vitrail.engine.ops import Walk
 from vitrail.engine.scoring import Asking, Scorer, together
 from vitrail.methods.base import Attribution, Method
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
+
+MASKS_AT_ONCE = {"cpu": 64, "cuda": 256}  # at image size
 
 Explained = Asking[tuple[Tensor, dict[str, Tensor]]]
 
@@ -58,17 +61,13 @@ class SturdyMaskMethod(MaskMethod):
         return replace(super().scorer(target, against, output), reduced=self.precision == "auto")
 
 
-def sum_over_masks(
-    scores: Tensor, make: Callable[[slice], Tensor], size: tuple[int, int], chunk: int
-) -> tuple[Tensor, Tensor]:
-    """Σ s_k M_k and Σ M_k, (H, W) each, with the masks made chunk by chunk, (m, H, W)."""
-    weighted, coverage = scores.new_zeros(size), scores.new_zeros(size)
+def weighted_sum(scores: Tensor, make: Callable[[slice], Tensor], size: tuple[int, int]) -> Tensor:
+    """Σ s_k M_k (H, W) with the masks made chunk by chunk, (m, H, W)."""
+    total, chunk = scores.new_zeros(size), MASKS_AT_ONCE.get(scores.device.type, 64)
     for start in range(0, len(scores), chunk):
         part = slice(start, min(start + chunk, len(scores)))
-        masks = make(part).to(scores.dtype)
-        weighted += torch.einsum("k,khw->hw", scores[part], masks)
-        coverage += masks.sum(0)
-    return weighted, coverage
+        total += torch.einsum("k,khw->hw", scores[part], make(part).to(scores.dtype))
+    return total
 
 
 def upsampled(maps: Tensor, size: tuple[int, int]) -> Tensor:
@@ -78,16 +77,23 @@ def upsampled(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 def patch_features(view: View, image: Tensor, layer: str) -> Tensor:
     """(D, h, w): of a ViT the last first norm's output or the last attention's; of others the second-to-last stage."""
-    from vitrail.engine.trace import trace
     from vitrail.models.hierarchical import Hierarchical
 
     if isinstance(view, Hierarchical):
         with torch.no_grad():
             return view.features(image)[0]
     assert isinstance(view, ViT)
-    name, last = {"norm1": "u", "attention": "attention_out"}[layer], view.num_layers - 1
-    found = trace(view, image, keep={name}, layers=[last])
-    return found[name][last][0, found.num_prefix :].T.unflatten(1, view.grid)
+    parts = view.architecture()
+    *below, last = parts.blocks
+    with torch.inference_mode():
+        walk = Walk(parts)
+        x = walk.embed(image)
+        for number, block in enumerate(below):
+            x = walk.block(x, block, number)
+        x = walk.norm(x, last.norm1, len(below))
+        if layer == "attention":
+            x = walk.attention(x, x, last.attention, len(below))
+    return x[0, walk.prefix :].T.unflatten(1, view.grid).clone()  # no longer of inference mode
 
 
 def drawn(kind: Kind, like: Tensor, part: slice, seed: int) -> Tensor:

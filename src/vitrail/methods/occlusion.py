@@ -23,11 +23,11 @@ from vitrail.methods.masking import (
     SturdyMaskMethod,
     patch_features,
     score_token_sets,
-    sum_over_masks,
     upsampled,
+    weighted_sum,
 )
 from vitrail.methods.registry import method
-from vitrail.methods.vit_cx import channels, extremes
+from vitrail.methods.vit_cx import extremes
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
@@ -78,7 +78,7 @@ class Rise(SturdyMaskMethod):
             return (yield from self._by_tokens(scorer, image, count, share))
         masks = SmoothMasks(count, self.cells, share, image, self.seed)
         scores = yield scorer.images(count, lambda part: image * masks(part)[:, None].to(image.dtype))
-        weighted, _ = sum_over_masks(scores, masks, masks.size, channels(image))
+        weighted = weighted_sum(scores, masks, masks.size)
         return weighted / (count * share), {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
 
     def _by_tokens(self, scorer: Scorer, image: Tensor, count: int, share: float) -> Explained:
@@ -211,7 +211,8 @@ class ScoreCam(SturdyMaskMethod):
             return upsampled(coarse[part], size)
 
         scores = yield scorer.images(len(coarse), lambda part: image * make(part)[:, None].to(image.dtype))
-        return sum_over_masks(scores, make, size, channels(image))[0], {"mean_score": scores.mean()}
+        weighted = torch.einsum("d,dhw->hw", scores, coarse.to(scores.dtype))  # enlarging is linear
+        return upsampled(weighted[None], size)[0], {"mean_score": scores.mean()}
 
 
 def library_masks(features: Tensor, size: tuple[int, int]) -> Tensor:

@@ -15,11 +15,10 @@ from vitrail.engine.kmeans import means
 from vitrail.engine.scoring import Asking, Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, SturdyMaskMethod, drawn, patch_features, sum_over_masks, upsampled
+from vitrail.methods.masking import Explained, SturdyMaskMethod, drawn, patch_features, upsampled
 from vitrail.methods.registry import method
 from vitrail.models.vit import ViT
 
-CHANNELS = {"cpu": 64, "cuda": 256}  # feature maps held at image size at once
 RANDOM_MASKS = 5000  # of the paper's variant 2
 
 
@@ -66,7 +65,8 @@ class VitCx(SturdyMaskMethod):
             return upsampled(coarse[part], size) * stretch[part, None, None] + shift[part, None, None]
 
         scores = yield from self.scores(scorer, image, make, len(coarse))
-        weighted, coverage = sum_over_masks(scores, make, size, channels(image))
+        grids = (coarse * stretch[:, None, None] + shift[:, None, None]).to(scores.dtype)
+        weighted, coverage = upsampled(torch.stack([torch.einsum("k,khw->hw", scores, grids), grids.sum(0)]), size)
         extras = {"masks": scores.new_tensor(len(scores)), "mean_score": scores.mean()}
         if similarity is not None:
             extras["mask_similarity"] = similarity
@@ -109,9 +109,8 @@ class VitCx(SturdyMaskMethod):
         delta = self.delta if self.delta is not None else 0.1 if isinstance(self.model, ViT) else 0.05
         if delta < 0:
             raise VitrailError(f"delta must be at least 0, but got {delta}.")
-        pairs = torch.triu_indices(count, count, 1, device=similarity.device)
-        mean = (similarity[*pairs] + similarity[*pairs.flip(0)]).double() / 2
-        tree = linkage((1 - mean).clamp(min=0).cpu().numpy(), self.linkage)
+        distance = 1 - (similarity + similarity.T).double() / 2
+        tree = linkage(distance.take(pairs(count, similarity.device)).clamp(min=0).cpu().numpy(), self.linkage)
         labels = fcluster(tree, np.nextafter(delta, -1), criterion="distance")
         return torch.from_numpy(labels.astype(np.int64) - 1).to(similarity.device), int(labels.max())
 
@@ -147,13 +146,13 @@ class VitCx(SturdyMaskMethod):
 
 
 def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The smallest and largest value of each map (D, h, w) at image size, a few maps at a time."""
-    found = [upsampled(part, size).flatten(1) for part in maps.split(channels(maps))]
-    return torch.cat([part.amin(1) for part in found]), torch.cat([part.amax(1) for part in found])
+    """The smallest and largest value of each map (D, h, w) at image size.
 
-
-def channels(like: Tensor) -> int:
-    return CHANNELS.get(like.device.type, 64)
+    Between four cell centres an enlargement is bilinear: its extremes are at the corners of that patch of pixels.
+    """
+    rows, columns = (corners(n, m).to(maps) for n, m in zip(maps.shape[1:], size, strict=True))
+    found = (rows @ maps @ columns.T).flatten(1)
+    return found.amin(1), found.amax(1)
 
 
 def cosine(maps: Tensor, stretch: Tensor, shift: Tensor, size: tuple[int, int]) -> Tensor:
@@ -167,6 +166,23 @@ def cosine(maps: Tensor, stretch: Tensor, shift: Tensor, size: tuple[int, int]) 
     inner = scaled @ gram @ scaled.T + cross + cross.T + size[0] * size[1] * shift[:, None] * shift[None]
     length = inner.diagonal().clamp(min=0).sqrt()
     return inner / (length[:, None] * length[None]).clamp(min=torch.finfo(flat.dtype).tiny)
+
+
+@lru_cache(maxsize=4)
+def pairs(count: int, device: torch.device) -> Tensor:
+    """The places above the diagonal of a matrix, row by row, in its memory."""
+    row, column = torch.triu_indices(count, count, 1, device=device)
+    return row * count + column
+
+
+@lru_cache(maxsize=16)
+def corners(cells: int, pixels: int) -> Tensor:
+    """(c, cells): the rows of ``bilinear`` that are first or last between two cell centres."""
+    matrix = bilinear(cells, pixels)
+    left = (matrix > 0).int().argmax(1)  # the centre before each pixel
+    change = left.diff().bool()
+    edge = torch.tensor([True])
+    return matrix[torch.cat([edge, change]) | torch.cat([change, edge])]
 
 
 @lru_cache(maxsize=16)

@@ -45,7 +45,10 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Multi-head attention; ``bias`` (heads, n, n) is added to the scores, ``norm`` stands before ``proj``."""
+    """Multi-head attention; ``bias`` (heads, n, n) is added to the scores, ``norm`` stands before ``proj``.
+
+    ``together`` is q, k and v as one layer, where they are so in memory.
+    """
 
     heads: int
     q: Linear
@@ -58,6 +61,7 @@ class Attention:
     rope: Rope | None = None
     bias: Tensor | None = None
     norm: Norm | None = None
+    together: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True)

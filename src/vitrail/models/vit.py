@@ -13,11 +13,15 @@ from torch import Tensor
 
 from vitrail.engine.ops import Walk
 from vitrail.errors import VitrailError
+from vitrail.models.lowering import lowered
 from vitrail.models.parts import Architecture, Block, tensors_of
 from vitrail.models.view import View
 
 # Views are kept with what was read of them: the number of one that is gone would soon be another's.
-_read: ContextVar[dict[int, tuple[ViT, Architecture]] | None] = ContextVar("_read", default=None)
+_read: ContextVar[dict[tuple[int, torch.dtype | None], tuple[ViT, Architecture]] | None] = ContextVar(
+    "_read", default=None
+)
+_products: ContextVar[torch.dtype | None] = ContextVar("_products", default=None)
 
 
 @contextmanager
@@ -32,9 +36,19 @@ def unchanged() -> Iterator[None]:
 
 def forget(view: View) -> None:
     """The weights of this view were changed on purpose: read them again."""
-    known = _read.get()
-    if known is not None:
-        known.pop(id(view), None)
+    known = _read.get() or {}
+    for key in [key for key in known if key[0] == id(view)]:
+        del known[key]
+
+
+@contextmanager
+def products_in(dtype: torch.dtype | None) -> Iterator[None]:
+    """While it lasts the blocks' linear layers have this precision; for use within ``unchanged`` and autocast."""
+    token = _products.set(dtype)
+    try:
+        yield
+    finally:
+        _products.reset(token)
 
 
 @dataclass(eq=False)
@@ -48,13 +62,18 @@ class ViT(View):
 
     def architecture(self) -> Architecture:
         """The network as canonical parts."""
-        known = _read.get()
+        known, dtype = _read.get(), _products.get()
         if known is None:
             return self.describe()
-        if id(self) not in known:
+        key = (id(self), dtype)
+        if key not in known:
             with torch.inference_mode(False):  # gradients may pass through what is read here
-                known[id(self)] = (self, self.describe())
-        return known[id(self)][1]
+                known[key] = (self, self.describe() if dtype is None else self._lowered(dtype))
+        return known[key][1]
+
+    def _lowered(self, dtype: torch.dtype) -> Architecture:
+        with products_in(None), torch.autocast(self.device.type, enabled=False), torch.no_grad():
+            return lowered(self.architecture(), dtype)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
