@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import DOUBLE, batch, refusals, relative, viewed
+from tests.helpers import DOUBLE, batch, relative, viewed
 from tests.oracles import gradients as literal
 
 import vitrail
@@ -197,20 +197,6 @@ def test_the_integral_costs_one_short_trace_per_step(method: str, monkeypatch: p
     last = view.num_layers - 1
     found = trace(view, batch("timm_vit"), TARGET, keep={"G"}, layers=[last])
     assert set(found["G"]) == {last}
-
-
-@pytest.mark.parametrize("family", ["timm_vit", "timm_vit_avgmax", "timm_siglip", "timm_beit", "hf_dinov2"])
-@pytest.mark.parametrize("name", list_methods())
-def test_batched_is_one_by_one(name: str, family: str) -> None:
-    view, images = viewed(family)[2], batch(family)
-    if (name, family) in refusals():
-        assert get_method(name).unsupported(view)
-        return
-    quick = {key: 3 for key in ("steps", "samples", "masks") if key in get_method(name).info.params}
-    method = build_method(name, view, **quick)
-    together = method.attribute(images, TARGET)
-    apart = torch.cat([method.attribute(images[i : i + 1], TARGET[i : i + 1]) for i in range(3)])
-    assert relative(together, apart) < 1e-8
 
 
 @pytest.mark.parametrize("name", [n for n in list_methods() if n not in ("random",)])

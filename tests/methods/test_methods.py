@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import batch, refusals, relative, viewed
+from tests.helpers import ROUNDING, batch, refusals, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout
 from tests.oracles.decompx import decompose
 
@@ -148,7 +148,7 @@ def test_probability_output_is_not_a_rescaled_logit() -> None:
 
 @pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
 def test_every_method_runs_on_every_family_or_is_in_the_table_of_refusals(name: str) -> None:
-    """The table is tests/methods/refusals.csv: a new refusal is a visible change."""
+    """The table is tests/methods/refusals.csv: a new refusal is a visible change. Batched is the same as one by one."""
     table = refusals()
     kind = "hierarchical" if name in HIERARCHICAL else name
     family, _, view = viewed(name)
@@ -161,12 +161,15 @@ def test_every_method_runs_on_every_family_or_is_in_the_table_of_refusals(name: 
             assert method not in supported_methods(view)
             continue
         params = {key: value for key, value in QUICK.items() if key in get_method(method).info.params}
-        found = build_method(method, view, **params).attribute(images, [2, 3])
+        built = build_method(method, view, **params)
+        found = built.attribute(images, [2, 3])
         pixels = get_method(method).info.level == "pixel"
         grid = view.size if pixels else family.grid if name in FAMILIES else found.shape[1:]
         assert found.shape == (2, *grid)
         assert found.isfinite().all()
         assert float(found.std()) > 0, f"{method} gives a constant map"
+        apart = torch.cat([built.attribute(images[i : i + 1], 2 + i) for i in range(2)])
+        assert relative(found, apart, ROUNDING) < 1e-8, method
 
 
 def test_parameters_are_checked_and_listed() -> None:

@@ -29,14 +29,6 @@ def xgrad_cam(h: Tensor, g: Tensor, used: slice, eps: float = 1e-7) -> Tensor:
     return weighted(w, h)
 
 
-def xgrad_cam_condition(h: Tensor, g: Tensor, used: slice) -> float:
-    """How much larger than that of h the relative error of an XGradCAM map may be: its divisor Σ_i h_ik may cancel."""
-    cancelled = h[:, used].abs().sum(dim=1) / h[:, used].sum(dim=1).abs()
-    w = (g[:, used] * h[:, used]).sum(dim=1) / h[:, used].sum(dim=1)
-    terms = torch.einsum("bk,bjk->bj", w.abs() * cancelled, h.abs())
-    return float(terms.max() / weighted(w, h).abs().max())
-
-
 def xgrad_cam_plus(h: Tensor, g: Tensor, used: slice, eps: float = 1e-7) -> Tensor:
     """As XGradCAM with |h| in both sums of the weight; the map uses the signed h."""
     w = (g[:, used] * h[:, used].abs()).sum(dim=1) / (h[:, used].abs().sum(dim=1) + eps)

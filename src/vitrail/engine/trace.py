@@ -13,6 +13,7 @@ from torch import Tensor
 from vitrail.engine.ops import Walk
 from vitrail.engine.rules import Plain, get_rule
 from vitrail.errors import VitrailError
+from vitrail.models.parts import converted
 
 if TYPE_CHECKING:
     from vitrail.models.vit import ViT
@@ -65,6 +66,7 @@ def trace(
     output: str = "logit",
     keep: Collection[str] = ("x", "gx"),
     layers: Iterable[int] | None = None,
+    precise: bool = False,
 ) -> Trace:
     """One forward and, if a gradient or the biases are kept, one backward pass of a batch.
 
@@ -77,11 +79,14 @@ def trace(
         output: "logit" or "probability": what is differentiated.
         keep: what to store (see ``Trace``); the graph is cut below the lowest layer kept.
         layers: the layers to store; None = all blocks.
+        precise: in double precision, for what all but cancels; not on devices that have none.
     """
     unknown = set(keep) - KEEPABLE
     if unknown:
         raise VitrailError(f"cannot keep {sorted(unknown)} in a trace: expected some of {sorted(KEEPABLE)}.")
-    parts = model.architecture()
+    parts, pixels = model.architecture(), model.check_images(images.detach().clone())
+    if precise and images.device.type != "mps":
+        parts, pixels = converted(parts, torch.float64), pixels.double()
     depth = len(parts.blocks)
     wanted = set(range(depth) if layers is None else layers)
     if not wanted or not wanted <= set(range(depth + 1)):
@@ -89,7 +94,7 @@ def trace(
     recorder = _Recorder(set(keep), wanted, depth, parts.embedding.prefix.shape[0])
     with torch.inference_mode(False), torch.set_grad_enabled(recorder.backward):
         with torch.no_grad():
-            x = model.embed(images.detach().clone())
+            x = Walk(parts).embed(pixels)
         logits = Walk(parts, get_rule(rule) if isinstance(rule, str) else rule, recorder).encode(x)
         y = model.score(logits, target, against, output)
         return recorder.finish(logits.detach(), y)

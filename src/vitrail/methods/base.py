@@ -137,7 +137,8 @@ class Method:
             found = self.run(images, classes.to(images.device), rival)
         if not found.map.isfinite().all():
             raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
-        return Attribution(_at_least_single(found.map), {k: _at_least_single(v) for k, v in found.extras.items()})
+        maps = found.map.detach().to(torch.promote_types(images.dtype, torch.float32))
+        return Attribution(maps, {k: _at_least_single(v) for k, v in found.extras.items()})
 
     def given(self) -> dict[str, Any]:
         """The parameters that are not at their default."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -33,9 +34,14 @@ class Cam(Layerwise):
     output: Output = "logit"
     protocol: Protocol = "default"
 
+    cancelling: ClassVar[bool] = False
+
     @classmethod
     def unsupported(cls, model: View) -> str | None:
         return None
+
+    def cancels(self, layers: Iterable[int]) -> bool:
+        return self.cancelling
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
         """(B, n): the map; channel weights come from the tokens ``context``."""
@@ -64,10 +70,10 @@ class Cam(Layerwise):
     def _trace_norm(self, images: Tensor, target: Tensor, against: Tensor | None, layer: int) -> Trace:
         from vitrail.engine.trace import trace
 
-        kept = {"u", "gu", "gx"}
         return trace(
-            self.vit, images, target, against=against, rule=self.rule, output=self.output, keep=kept, layers=[layer]
-        )
+            self.vit, images, target, against=against, rule=self.rule, output=self.output, keep={"u", "gu", "gx"},
+            layers=[layer], precise=self.cancelling,
+        )  # fmt: skip
 
     def _on_features(self, model: Hierarchical, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         if self.rule != "plain":
@@ -102,12 +108,14 @@ class GradCam(Cam):
 @_register("xgrad_cam", "Fu et al. 2020")
 @dataclass(kw_only=True)
 class XGradCam(Cam):
-    """Activations weighted by the gradients in proportion to the activations."""
+    """Activations weighted by the gradients in proportion to the activations, whose sum may all but cancel."""
+
+    cancelling: ClassVar[bool] = True
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
-        inside, slope = h[:, context].double(), g[:, context].double()  # the sum below may all but cancel
-        weights = (slope * inside).sum(1, keepdim=True) / (inside.sum(1, keepdim=True) + 1e-7)
-        return (h * weights).sum(-1).to(h.dtype)
+        inside = h[:, context]
+        weights = (g[:, context] * inside).sum(1, keepdim=True) / (inside.sum(1, keepdim=True) + 1e-7)
+        return (h * weights).sum(-1)
 
 
 @_register("xgrad_cam_plus", "SkipPLUS")
@@ -124,7 +132,9 @@ class XGradCamPlus(Cam):
 @_register("grad_cam_pp", "Chattopadhyay et al. 2018")
 @dataclass(kw_only=True)
 class GradCamPlusPlus(Cam):
-    """Activations weighted by positive gradients with second-order coefficients."""
+    """Activations weighted by positive gradients with second-order coefficients, whose divisor may all but cancel."""
+
+    cancelling: ClassVar[bool] = True
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
         inside, slope = h[:, context], g[:, context]
@@ -138,6 +148,9 @@ class GradCamPlusPlus(Cam):
 @dataclass(kw_only=True)
 class HiResCam(Cam):
     """Activations times gradients: the same as input × gradient at that layer."""
+
+    # what a token has only through a LayerNorm, which ignores its length, sums to nearly zero (Euler)
+    cancelling: ClassVar[bool] = True
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
         return (h * g).sum(-1)

@@ -40,6 +40,9 @@ class Gradient(GradientMethod):
 
     keep: ClassVar[frozenset[str]] = frozenset({"gx"})
 
+    def cancels(self, layers: Iterable[int]) -> bool:
+        return self.reduce == "sum"
+
     def scores(self, trace: Trace, layer: int) -> Tensor:
         gradient = trace["gx"][layer]
         return gradient.sum(-1) if self.reduce == "sum" else gradient.norm(dim=-1)
@@ -51,6 +54,10 @@ class InputXGradient(GradientMethod):
     """Tokens times their gradient, summed over channels; rule="frozen" is LibraGrad."""
 
     start_layer: int = 0
+
+    def cancels(self, layers: Iterable[int]) -> bool:
+        """At the last block most tokens count only through a LayerNorm, which ignores their length: Euler's zero."""
+        return list(layers) == [self.vit.num_layers - 1]
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         return input_x_gradient(trace, layer)

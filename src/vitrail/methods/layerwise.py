@@ -31,7 +31,14 @@ class Layerwise(TokenMethod):
 
     def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: Iterable[int]) -> Trace:
         rule, output = getattr(self, "rule", "plain"), getattr(self, "output", "logit")
-        return trace(self.vit, images, target, against=against, rule=rule, output=output, keep=self.keep, layers=layers)
+        return trace(
+            self.vit, images, target, against=against, rule=rule, output=output, keep=self.keep, layers=layers,
+            precise=self.cancels(layers),
+        )  # fmt: skip
+
+    def cancels(self, layers: Iterable[int]) -> bool:
+        """Whether sums all but cancel at these layers, so that only a trace in double precision tells what is left."""
+        return False
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         """(B, P + N): what each token has in the score, seen from the input of block ``layer``."""

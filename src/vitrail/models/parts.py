@@ -7,9 +7,10 @@ Tensors are detached views of the live parameters: no graph ever reaches the mod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu"]
@@ -146,3 +147,14 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
     elif is_dataclass(part) and not isinstance(part, Rope):
         for own in fields(part):
             yield from tensors_of(getattr(part, own.name))
+
+
+def converted(part: Any, dtype: torch.dtype) -> Any:
+    """A copy of a part with all its numbers in another precision."""
+    if isinstance(part, Tensor):
+        return part.to(dtype) if part.is_floating_point() else part
+    if isinstance(part, tuple):
+        return tuple(converted(one, dtype) for one in part)
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{own.name: converted(getattr(part, own.name), dtype) for own in fields(part)})
+    return part
