@@ -65,6 +65,8 @@ class Walk:
         self.recorder: Recorder = recorder or Blind()
         self.prefix = architecture.embedding.prefix.shape[0]
         self.keep = keep
+        # nobody asks how relevance flows back, or what passes by
+        self.bare = type(self.rule) is Plain and isinstance(self.recorder, Blind)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → x_0 (B, P + N, d): after positions, prefix tokens and the norm before the blocks."""
@@ -106,7 +108,7 @@ class Walk:
 
     def project(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Sequence[Tensor]:
         """Queries, keys and values, (B, ·, d) each."""
-        if attention.together is not None and target is source:
+        if attention.together is not None and target is source and self.bare:
             widths = [linear.weight.shape[0] for linear in (attention.q, attention.k, attention.v)]
             return self.linear(target, attention.together, layer).split(widths, dim=-1)
         return (

@@ -87,7 +87,8 @@ class VitCx(SturdyMaskMethod):
         live = high > low  # a constant channel masks nothing
         if not live.any():
             raise VitrailError(f"all feature maps of {self.model.name} are constant on this image: there is no mask.")
-        features, low, high = features[live], low[live], high[live]
+        if not live.all():
+            features, low, high = features[live], low[live], high[live]
         stretch, shift = 1 / (high - low), -low / (high - low)
         similarity = cosine(features, stretch, shift, size)
         coarse = features * stretch[:, None, None] + shift[:, None, None]  # bilinear weights sum to 1: the same masks
@@ -150,7 +151,7 @@ def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
     Between four cell centres an enlargement is bilinear: its extremes are at the corners of that patch of pixels.
     """
-    rows, columns = (corners(n, m).to(maps) for n, m in zip(maps.shape[1:], size, strict=True))
+    rows, columns = (corners(n, m, maps.dtype, maps.device) for n, m in zip(maps.shape[1:], size, strict=True))
     found = (rows @ maps @ columns.T).flatten(1)
     return found.amin(1), found.amax(1)
 
@@ -158,9 +159,7 @@ def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
 def cosine(maps: Tensor, stretch: Tensor, shift: Tensor, size: tuple[int, int]) -> Tensor:
     """(D, D): cosine similarity of ``stretch · U m + shift`` at image size, computed on the grid: UᵀU is small."""
     flat = maps.flatten(1)  # (D, N)
-    rows, columns = (bilinear(n, m).to(flat) for n, m in zip(maps.shape[1:], size, strict=True))
-    gram = torch.kron(rows.T @ rows, columns.T @ columns)  # UᵀU (N, N)
-    sums = torch.kron(rows.sum(0), columns.sum(0))  # Uᵀ1 (N,)
+    gram, sums = products((maps.shape[1], maps.shape[2]), size, flat.dtype, flat.device)
     scaled = flat * stretch[:, None]
     cross = (scaled @ sums)[:, None] * shift[None]
     inner = scaled @ gram @ scaled.T + cross + cross.T + size[0] * size[1] * shift[:, None] * shift[None]
@@ -175,14 +174,25 @@ def pairs(count: int, device: torch.device) -> Tensor:
     return row * count + column
 
 
+@lru_cache(maxsize=4)
+def products(
+    grid: tuple[int, int], size: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """UᵀU (N, N) and Uᵀ1 (N,) of the bilinear enlargement U of a grid of N cells."""
+    rows, columns = (bilinear(n, m) for n, m in zip(grid, size, strict=True))
+    gram = torch.kron(rows.T @ rows, columns.T @ columns)
+    sums = torch.kron(rows.sum(0), columns.sum(0))
+    return gram.to(device, dtype), sums.to(device, dtype)
+
+
 @lru_cache(maxsize=16)
-def corners(cells: int, pixels: int) -> Tensor:
+def corners(cells: int, pixels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(c, cells): the rows of ``bilinear`` that are first or last between two cell centres."""
     matrix = bilinear(cells, pixels)
     left = (matrix > 0).int().argmax(1)  # the centre before each pixel
     change = left.diff().bool()
     edge = torch.tensor([True])
-    return matrix[torch.cat([edge, change]) | torch.cat([change, edge])]
+    return matrix[torch.cat([edge, change]) | torch.cat([change, edge])].to(device, dtype)
 
 
 @lru_cache(maxsize=16)

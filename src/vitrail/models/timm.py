@@ -123,7 +123,7 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         raise refuse(attention, "only plain softmax attention can be explained (no differential or windowed one)")
     if getattr(attention, "gate", None) is not None or getattr(attention, "num_kv_groups", 1) > 1:
         raise refuse(attention, "gated and grouped-query attention are not written as operations")
-    q, k, v = _qkv(attention)
+    q, k, v, together = _qkv(attention)
     bias = shared_bias
     if getattr(attention, "relative_position_bias_table", None) is not None:
         own = attention._get_rel_pos_bias()[0].detach()
@@ -140,12 +140,13 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         rope,
         bias,
         norm(getattr(attention, "norm", None)),
+        together,
     )
 
 
-def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear]:
+def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear | None]:
     if attention.qkv is None:
-        return linear(attention.q_proj), linear(attention.k_proj), linear(attention.v_proj)
+        return linear(attention.q_proj), linear(attention.k_proj), linear(attention.v_proj), None
     bias = attention.qkv.bias
     if getattr(attention, "q_bias", None) is not None:
         bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])

@@ -63,7 +63,8 @@ def takes_other_sizes(module: Any) -> bool:
 
 def _block(block: Any) -> parts.Block:
     attention = block.self_attention
-    q, k, v = fused_qkv(attention.in_proj_weight, attention.in_proj_bias)
-    mixing = parts.Attention(attention.num_heads, q, k, v, linear(attention.out_proj), attention.head_dim**-0.5)
+    q, k, v, together = fused_qkv(attention.in_proj_weight, attention.in_proj_bias)
+    out, scale = linear(attention.out_proj), attention.head_dim**-0.5
+    mixing = parts.Attention(attention.num_heads, q, k, v, out, scale, together=together)
     mlp = parts.Mlp(linear(block.mlp[0]), linear(block.mlp[3]), activation(block.mlp[1]))
     return parts.Block(needed_norm(block.ln_1), mixing, needed_norm(block.ln_2), mlp)

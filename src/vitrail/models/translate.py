@@ -70,11 +70,12 @@ def linear(module: nn.Module, rows: slice = slice(None)) -> parts.Linear:
     return parts.Linear(module.weight.detach()[rows], None if bias is None else bias[rows])
 
 
-def fused_qkv(weight: Tensor, bias: Tensor | None) -> tuple[parts.Linear, parts.Linear, parts.Linear]:
-    """(3d, d) → queries, keys and values."""
-    biases = [None] * 3 if bias is None else list(bias.detach().chunk(3))
-    q, k, v = (parts.Linear(w, b) for w, b in zip(weight.detach().chunk(3), biases, strict=True))
-    return q, k, v
+def fused_qkv(weight: Tensor, bias: Tensor | None) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear]:
+    """(3d, d) → queries, keys and values, and the three as one."""
+    weight, bias = weight.detach(), _detached(bias)
+    biases = [None] * 3 if bias is None else list(bias.chunk(3))
+    q, k, v = (parts.Linear(w, b) for w, b in zip(weight.chunk(3), biases, strict=True))
+    return q, k, v, parts.Linear(weight, bias)
 
 
 def activation(module: Any) -> parts.Activation:
