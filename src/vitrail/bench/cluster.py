@@ -54,7 +54,7 @@ class Worker:
     def measure(self, positions: Sequence[int]) -> tuple[Shelf, Outcome]:
         """The rows of some images that are not there yet."""
         shelf, outcome = Shelf(), Outcome()
-        run = ModelRun(self.plan, self.spec.name, self.view, self.data, shelf, outcome)  # type: ignore[arg-type]
+        run = ModelRun(self.plan, self.spec.name, self.view, self.data, shelf, outcome)
         run.go(positions, self.done)
         return shelf, outcome
 

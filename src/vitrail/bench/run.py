@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.store import Store
+from vitrail.bench.store import Keeper, Store
 from vitrail.data.base import DataSet, Example
 from vitrail.engine.scoring import fixed_chunks
 from vitrail.errors import VitrailError
@@ -128,7 +128,7 @@ class ModelRun:
     name: str
     view: View
     data: DataSet
-    store: Store
+    keeper: Keeper
     outcome: Outcome
     watch: Callable[[Step], None] | None = None
     buffer: list[dict[str, Any]] = field(default_factory=list)
@@ -282,11 +282,11 @@ class ModelRun:
         maps, pictures, rows = self.maps, self.pictures, self.buffer
         self.maps, self.pictures, self.buffer = {}, [], []
         if maps:
-            self.store.add_maps(maps)
+            self.keeper.add_maps(maps)
         if pictures:
-            self.store.add_pictures(pictures)
+            self.keeper.add_pictures(pictures)
         if rows:
-            self.store.add_rows(rows)
+            self.keeper.add_rows(rows)
         self.written = time.monotonic()
 
     def _picture(self, example: Example) -> dict[str, Any]:

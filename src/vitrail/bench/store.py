@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import numpy as np
@@ -44,6 +44,14 @@ def schema() -> pa.Schema:
         ("explained", text), ("label", pa.int64()), ("curve", pa.list_(number)), ("parts", pa.list_(number)),
         ("seconds", number), ("memory", pa.int64()), ("error", text), ("time", pa.timestamp("us", tz="UTC")),
     ])  # fmt: skip
+
+
+class Keeper(Protocol):
+    """Who takes what a run found."""
+
+    def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def add_maps(self, maps: Mapping[str, Tensor]) -> None: ...
+    def add_pictures(self, pictures: Sequence[Mapping[str, Any]]) -> None: ...
 
 
 class Store:
