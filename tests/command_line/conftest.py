@@ -1,0 +1,71 @@
+"""The command line in this process, in an empty folder with pictures and models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import families
+from tests.command_line.given import LABELS, Run, Said, noise
+
+from vitrail.cli import main
+
+
+@pytest.fixture
+def vit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``vitrail …`` in this process: exit code, standard output and standard error."""
+
+    def run(*arguments: Any) -> Said:
+        monkeypatch.setattr(sys, "argv", ["vitrail", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        code = stop.value.code
+        assert code is None or isinstance(code, int)
+        return Said(code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name in ("hf_vit", "hf_swin"):
+        module = families.build(name)
+        module.config.id2label = dict(enumerate(LABELS))
+        module.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def tiny(models: Path) -> list[str]:
+    return ["--model", f"hf:{models / 'hf_vit'}"]
+
+
+@pytest.fixture
+def photo(place: Path) -> Path:
+    noise(0).save(place / "photo.png")
+    return place / "photo.png"
+
+
+@pytest.fixture
+def album(place: Path) -> Path:
+    """Two pictures of the same name, one with brackets, one corrupt, and something that is no picture."""
+    folder = place / "album"
+    (folder / "more").mkdir(parents=True)
+    noise(1).save(folder / "a.png")
+    noise(2).save(folder / "more" / "a.png")
+    noise(3).save(folder / "b [red] [b].png")
+    (folder / "broken.png").write_bytes((folder / "a.png").read_bytes()[:1000])
+    (folder / "notes.txt").write_text("no picture")
+    return folder

@@ -1,0 +1,85 @@
+"""Lists and help."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.command_line.given import Run, left, one_line
+
+import vitrail
+
+# Lists
+
+
+def test_models(vit: Run) -> None:
+    listed = json.loads(vit("models", "deit*", "--json").out)
+    assert {"name", "tag", "classes", "input", "view"} == listed[0].keys()
+    assert {"deit_tiny_patch16_224", "deit_base_distilled_patch16_384"} <= {m["name"] for m in listed}
+    said = vit("models", "[dx]eit*")
+    assert all(m["name"] in said.out for m in listed if m["name"].startswith("deit_"))
+    assert "[dx]eit*" in said.out
+    names = {m["name"]: m for m in json.loads(vit("models", "--json").out)}
+    assert names["swin_tiny_patch4_window7_224"]["view"] == "features only"
+    assert names["vit_small_patch14_dinov2"]["classes"] == 0
+    assert not {"vit_base_patch16_xp_224", "vit_pwee_patch16_reg1_gap_256", "resnet50"} & names.keys()
+    assert "no model fits 'xyz'" in one_line(vit("models", "xyz"))
+
+
+def test_methods(vit: Run) -> None:
+    listed = {m["name"]: m for m in json.loads(vit("methods", "--json").out)}
+    assert listed.keys() == vitrail.list_methods().keys()
+    assert listed["decompx.skipplus"]["parameters"] == {"start_layer": None}
+    assert "supported" not in listed["decompx"]
+    said = vit("methods", "*.plus")
+    assert "decompx.plus" in said.out
+    assert "rollout" not in said.out
+    assert "no method fits 'x*z'" in one_line(vit("methods", "x*z"))
+
+
+@pytest.mark.parametrize("named", ["swin_tiny_patch4_window7_224", "hf_swin", "torchvision:swin_t"])
+def test_methods_of_a_model_and_why_not(named: str, vit: Run, models: Path) -> None:
+    model = f"hf:{models / named}" if named.startswith("hf") else named
+    rows = json.loads(vit("methods", "--model", model, "--json").out)
+    listed = {m["name"]: m["supported"] for m in rows}
+    assert listed["random"] == "yes"
+    assert "hierarchical" in listed["decompx.skipplus"]
+    assert "hierarchical" in vit("methods", "decompx", "--model", model).out
+
+
+@pytest.mark.parametrize("model", ["vit_giant_patch14_dinov2", "deit_tiny_patch16_224"])
+def test_methods_of_a_model_need_no_weights(model: str, vit: Run) -> None:
+    listed = json.loads(vit("methods", "--model", model, "--json").out)
+    assert {m["supported"] for m in listed if m["family"] == "decomposition"} == {"yes"}
+    assert "Did you mean" in one_line(vit("methods", "--model", model + "0"))
+
+
+def test_a_method_that_swin_does_not_support(vit: Run, models: Path, photo: Path, place: Path) -> None:
+    said = vit("explain", photo, "--model", f"hf:{models / 'hf_swin'}", "--method", "decompx")
+    assert re.search("decompx cannot explain .*Methods that can: .*random", one_line(said))
+    assert left(place) == {"photo.png"}
+    assert vit("explain", photo, "--model", f"hf:{models / 'hf_swin'}", "--method", "random").code == 0
+
+
+# Help
+
+
+def test_help_is_true(vit: Run) -> None:
+    from vitrail.explaining import default_method
+
+    said = vit("explain", "--help")
+    assert said.code == 0
+    told = " ".join(said.out.replace("│", " ").split())
+    for option in ("--model", "--method", "--target", "--against", "--top", "--out", "--json", "--device", "--dtype"):
+        assert option in told
+    assert f"default: {default_method(vitrail.load('scenes'))}" in told
+    assert "[default: vitrail-out]" in told
+    assert "[default: auto]" in told
+    commands = vit("--help").out
+    assert all(f"{name} " in commands for name in ("explain", "models", "methods"))
+
+
+def test_version(vit: Run) -> None:
+    assert vit("--version") == (0, f"vitrail {vitrail.__version__}\n", "")

@@ -1,0 +1,298 @@
+"""What ``explain`` gives: shown, saved, opened again; nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests import families
+from tests.explaining.given import LABELS, files, noise
+
+import vitrail
+from vitrail import VitrailError
+from vitrail.models.view import View
+
+# What comes back
+
+
+def test_the_heatmap_lies_on_the_original_image(model: View, photo: Image.Image) -> None:
+    found = vitrail.explain(model, photo)
+    heat = found.heatmap()
+    left, top, right, bottom = found.box
+    assert heat.shape == (40, 64)
+    assert heat[20, [0, 63]].isnan().all()  # the sides were cut off
+    inside = heat[math.ceil(top) : math.floor(bottom), math.ceil(left) : math.floor(right)]
+    assert not inside.isnan().any()
+    assert float(inside.min()) >= 0
+    assert float(inside.max()) <= 1
+    blocks = found.heatmap(mode="nearest")
+    assert blocks[~blocks.isnan()].unique().numel() == found.map.unique().numel()
+    assert float(blocks[~blocks.isnan()].min()) == 0
+    assert float(blocks[~blocks.isnan()].max()) == 1
+    row, column = divmod(int(found.map.argmax()), 4)
+    y = top + (row + 0.5) * (bottom - top) / 4
+    x = left + (column + 0.5) * (right - left) / 4
+    assert float(blocks[int(y), int(x)]) == 1
+    assert torch.equal(found.heatmap(outside=-1).isnan(), torch.zeros(40, 64, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("value", [0.0, 3.5, -2.0])
+def test_a_constant_map_is_a_heatmap_of_zeros(value: float, model: View, photo: Image.Image) -> None:
+    found = vitrail.explain(model, photo)
+    found.map.fill_(value)
+    heat = found.heatmap(outside=0)
+    assert torch.equal(heat, torch.zeros(40, 64))
+    assert found.picture().size[0] >= 384
+
+
+def test_overlay_and_picture(model: View, photo: Image.Image) -> None:
+    found = vitrail.explain(model, photo)
+    shown = found.overlay()
+    assert shown.width / shown.height == pytest.approx(64 / 40, rel=0.01)
+    pixels = np.asarray(shown).astype(int)
+    side = pixels[:, :20]
+    assert np.ptp(side, axis=2).max() == 0  # what was not seen is grey
+    assert np.ptp(pixels, axis=2).max() > 100
+    assert found.picture().height > shown.height
+    row, column = divmod(int(found.map.argmax()), 4)
+    found.map = torch.zeros(4, 4)
+    found.map[row, column] = 1e-3
+    found.map[(row + 2) % 4, (column + 2) % 4] = -1e-3
+    left, top, right, bottom = found.box
+    scale = shown.width / 64
+    for (r, c), warm in (((row, column), True), (((row + 2) % 4, (column + 2) % 4), False)):
+        x = int((left + (c + 0.5) * (right - left) / 4) * scale)
+        y = int((top + (r + 0.5) * (bottom - top) / 4) * scale)
+        red, _, blue = np.asarray(found.overlay(alpha=1))[y, x].astype(int)
+        assert (red > blue) == warm
+
+
+@pytest.mark.parametrize("signed", [True, False, None])
+def test_the_colours_of_a_method_do_not_depend_on_the_image(signed: bool | None, model: View) -> None:
+    found = vitrail.explain(model, np.full((32, 32, 3), 128, np.uint8))
+    found.signed, found.map = signed, torch.arange(16.0).view(4, 4)  # all for, none against
+    last = int(0.85 * 384)  # in the last cell, within the crop
+    red, green, blue = np.asarray(found.overlay(alpha=1))[last, last].astype(int)
+    assert (red > 2 * green) == bool(signed)  # dark red, or the yellow end of the perceptual map
+    assert red > blue
+
+
+def test_notebooks_and_repr(model: View, photo: Image.Image) -> None:
+    found = vitrail.explain(model, photo, target="dog")
+    shown = Image.open(io.BytesIO(found._repr_png_()))
+    assert (shown.format, shown.size) == ("PNG", found.picture().size)
+    assert repr(found).startswith("Explanation(dog (")
+    assert "decompx.skipplus, 4×4" in repr(found)
+
+
+# Kept and found again
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with a tiny model that can be loaded by name."""
+    place = tmp_path_factory.mktemp("models") / "tiny"
+    families.build("hf_vit").save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def saved(folder: Path, tmp_path: Path) -> Path:
+    noise(60, 40, 3).save(tmp_path / "photo.png")
+    view = vitrail.load(f"hf:{folder}", labels=LABELS)
+    return vitrail.explain(view, tmp_path / "photo.png", target="elk", against="ant").save(tmp_path / "why.png")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".json"])
+def test_a_saved_explanation_opens_as_it_was(suffix: str, saved: Path, folder: Path) -> None:
+    assert files(saved.parent) == ["photo.png", "why.json", "why.png"]
+    found = vitrail.open(saved.with_suffix(suffix))
+    again = vitrail.explain(vitrail.load(f"hf:{folder}"), saved.parent / "photo.png", target=4, against=0)
+    assert torch.equal(found.map, again.map)
+    assert found.map.dtype == torch.float32
+    assert (found.label, found.against_label, found.target, found.against) == ("elk", "ant", 4, 0)
+    assert found.model is not None
+    assert found.model.labels == tuple(LABELS)
+    assert (found.probability, found.method, found.box) == (again.probability, again.method, again.box)
+    assert found.extras.keys() == again.extras.keys() != set()
+    assert found.top[0][2] == again.top[0][2]
+    assert np.array_equal(np.asarray(found.overlay()), np.asarray(again.overlay()))
+    found.save(saved.with_name("again.png"))
+    assert vitrail.open(saved.with_name("again.png")).to_dict() == found.to_dict()
+
+
+def test_the_json_says_all_that_is_needed(saved: Path) -> None:
+    about = json.loads(saved.with_suffix(".json").read_text(encoding="utf-8"))
+    assert about["vitrail"] == vitrail.__version__
+    assert {"python", "torch", "timm", "numpy"} <= about["versions"].keys()
+    assert about["method"] == "decompx.skipplus"
+    assert about["params"] == {"start_layer": None}
+    assert (about["target"], about["label"], about["against_label"]) == (4, "elk", "ant")
+    assert 0 < about["probability"] < 1
+    assert about["seconds"] > 0
+    assert about["image"]["size"] == [60, 40]
+    assert about["image"]["path"] == str(saved.parent / "photo.png")
+    assert about["model"]["load"]["name"].startswith("hf:")
+
+
+def test_a_model_of_another_precision_is_found_again(folder: Path, tmp_path: Path) -> None:
+    noise(32, 32, 3).save(tmp_path / "photo.png")
+    view = vitrail.load(f"hf:{folder}", dtype="bfloat16")
+    path = vitrail.explain(view, tmp_path / "photo.png").save(tmp_path / "why.png")
+    found = vitrail.open(path)
+    assert found.model is not None
+    assert found.model.dtype == torch.bfloat16
+
+
+def test_all_of_a_script_may_run_in_inference_mode(folder: Path) -> None:
+    with torch.inference_mode():
+        view = vitrail.load(f"hf:{folder}")
+        image = torch.zeros(3, 32, 32)
+        found = vitrail.explain(view, image)
+        assert torch.is_inference_mode_enabled()
+    torch.testing.assert_close(vitrail.explain(view, torch.zeros(3, 32, 32)).map, found.map)
+
+
+def test_a_changed_image_is_noticed(saved: Path) -> None:
+    photo = Image.open(saved.parent / "photo.png").convert("RGB")
+    photo.putpixel((0, 0), (1, 2, 3))
+    photo.save(saved.parent / "photo.png")
+    with pytest.raises(VitrailError, match=r"photo\.png is not the one explained.*changed"):
+        vitrail.open(saved)
+    with pytest.raises(VitrailError, match="is not the one explained"):
+        vitrail.open(saved, image=noise(60, 40, 4), check=False)
+    assert vitrail.open(saved, image=noise(60, 40, 3)).label == "elk"
+
+
+def test_a_moved_image_can_be_given(saved: Path) -> None:
+    (saved.parent / "photo.png").rename(saved.parent / "moved.png")
+    with pytest.raises(VitrailError, match=r"no longer at .*photo\.png: give it as image="):
+        vitrail.open(saved)
+    assert vitrail.open(saved, image=saved.parent / "moved.png").label == "elk"
+
+
+def test_changed_weights_are_noticed(saved: Path, folder: Path) -> None:
+    module = families.build("hf_vit")
+    with torch.no_grad():
+        module.classifier.bias[0] += 1e-3
+    with pytest.raises(VitrailError, match=r"is not the one of .* weights changed"):
+        vitrail.open(saved, model=module)
+    assert vitrail.open(saved, model=module, check=False).label == "elk"
+    assert vitrail.open(saved, check=False).model is None
+    assert vitrail.open(saved, model=f"hf:{folder}").model is not None
+    with pytest.raises(VitrailError, match="preprocessing changed"):
+        vitrail.open(saved, model=vitrail.wrap(families.build("hf_vit"), mean=(0, 0, 0)))
+
+
+def test_a_model_that_is_gone_is_told(saved: Path, folder: Path) -> None:
+    folder.rename(folder.with_name("away"))
+    try:
+        with pytest.raises(VitrailError, match=r"has no config\.json"):
+            vitrail.open(saved)
+    finally:
+        folder.with_name("away").rename(folder)
+
+
+def test_what_was_in_memory_must_be_given(model: View, photo: Image.Image, tmp_path: Path) -> None:
+    path = vitrail.explain(model, photo).save(tmp_path / "why.png")
+    with pytest.raises(VitrailError, match="give it as image="):
+        vitrail.open(path)
+    with pytest.raises(VitrailError, match="not loaded by name: give it as model="):
+        vitrail.open(path, image=photo)
+    assert vitrail.open(path, image=photo, model=model).map.shape == (4, 4)
+    assert vitrail.open(path, image=photo, model=model.module).map.shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read"),
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[]", "not a vitrail explanation"),
+        (b"{}", "not a vitrail explanation"),
+        (b'{"vitrail": "1"}', "not a complete vitrail explanation"),
+        (b'{"vitrail": "1", "image": 3}', "not a complete vitrail explanation"),
+    ],
+)
+def test_garbage_is_not_opened(content: bytes | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(VitrailError, match=message):
+        vitrail.open(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"map": {"shape": [4, 5], "dtype": "float32", "base64": "AAAA"}},
+        {"map": {"shape": [1, 1], "base64": "§"}},
+        {"map": None},
+        {"box": 3},
+        {"top": [1]},
+        {"model": {"name": "x", "load": {"name": 3}}},
+        {"model": {"name": "x", "load": {"name": "vit", "nonsense": 3}}},
+        {"image": {"path": 3}},
+    ],
+)
+def test_damaged_files_are_one_error(change: dict[str, Any], saved: Path) -> None:
+    path = saved.with_suffix(".json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(VitrailError):
+        vitrail.open(path)
+
+
+# Nothing half-written, nothing lost
+
+
+def test_saving_makes_folders_and_adds_the_suffix(model: View, photo: Image.Image, tmp_path: Path) -> None:
+    found = vitrail.explain(model, photo)
+    assert found.save(tmp_path / "a" / "b") == tmp_path / "a" / "b.png"
+    assert found.save(str(tmp_path / "c.JPG")) == tmp_path / "c.JPG"
+    assert Image.open(tmp_path / "c.JPG").format == "JPEG"
+    assert files(tmp_path) == ["a", "a/b.json", "a/b.png", "c.JPG", "c.json"]
+
+
+@pytest.mark.parametrize("name", ["file/why.png", "why.txt", "why.gif", "taken.png", "", "photo.png"])
+def test_places_that_cannot_be_saved_to(name: str, model: View, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "taken.png").mkdir()
+    noise(32, 32, 0).save(tmp_path / "photo.png")
+    found = vitrail.explain(model, tmp_path / "photo.png")
+    before, photo = files(tmp_path), (tmp_path / "photo.png").read_bytes()
+    with pytest.raises(VitrailError):
+        found.save(tmp_path / name if name else "")
+    assert files(tmp_path) == before
+    assert (tmp_path / "photo.png").read_bytes() == photo
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_full_disk_leaves_nothing_new_and_nothing_lost(
+    written: int, model: View, photo: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = vitrail.explain(model, photo)
+    found.save(tmp_path / "old.png")
+    old = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    done = []
+
+    def full(handle: int) -> None:
+        done.append(handle)
+        if len(done) > written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for name in ("old.png", "new/why.png"):
+        done.clear()
+        with pytest.raises(VitrailError, match="No space left on device"):
+            found.save(tmp_path / name)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == old

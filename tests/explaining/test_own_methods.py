@@ -1,0 +1,87 @@
+"""Methods of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from tests.explaining.given import noise
+from torch import Tensor
+
+import vitrail
+from vitrail import VitrailError
+from vitrail.models.view import View
+
+# Methods of one's own
+
+
+@pytest.mark.usefixtures("own_names")
+def test_a_function_becomes_a_method(model: View, photo: Image.Image) -> None:
+    @vitrail.method("brightness")
+    def brightness(model: Any, images: Tensor, target: Tensor, power: float = 1.0) -> Tensor:
+        """How bright each patch is."""
+        return torch.nn.functional.adaptive_avg_pool2d(images.mean(1), model.grid) ** power
+
+    info = vitrail.list_methods("bright*")["brightness"]
+    assert (info.family, info.params, info.summary) == ("custom", {"power": 1.0}, "How bright each patch is.")
+    found = vitrail.explain(model, [photo, noise(32, 32, 2)], "brightness", power=2)
+    expected = brightness(model, model.preprocess(photo)[None], torch.tensor([0]), power=2)[0]
+    torch.testing.assert_close(found[0].map, expected)
+    assert found[0].params == {"power": 2}
+    with pytest.raises(VitrailError, match=r"no parameter strength; it has: power=1\.0"):
+        vitrail.explain(model, photo, "brightness", strength=2)
+    with pytest.raises(VitrailError, match="against"):
+        vitrail.explain(model, photo, "brightness", target=0, against=1)
+
+
+@pytest.mark.usefixtures("own_names")
+def test_a_gradient_of_ones_own_works(model: View, photo: Image.Image) -> None:
+    @vitrail.method("saliency", level="pixel")
+    def saliency(model: Any, images: Tensor, target: Tensor) -> Tensor:
+        images = images.clone().requires_grad_()
+        score = model.logits(images).gather(1, target[:, None]).sum()
+        return torch.autograd.grad(score, images)[0].abs().sum(1)
+
+    found = vitrail.explain(model, photo, "saliency", target="dog")
+    assert found.map.shape == (32, 32)
+    assert float(found.map.max()) > 0
+    assert found.heatmap().shape == (40, 64)
+
+
+@pytest.mark.usefixtures("own_names")
+def test_a_class_becomes_a_method(model: View, photo: Image.Image) -> None:
+    from vitrail.methods.base import Attribution
+
+    @vitrail.method("corner", class_specific=False, needs="logits", cost=(0, 0))
+    @dataclass(kw_only=True)
+    class Corner(vitrail.Method):
+        value: float = 1.0
+
+        def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+            maps = torch.zeros(len(images), 2, 2)
+            maps[:, 0, 0] = self.value
+            return Attribution(maps, {"sum": maps.sum((1, 2))})
+
+    found = vitrail.explain(model, photo, "corner", value=3)
+    assert found.map.tolist() == [[3, 0], [0, 0]]
+    assert found.extras == {"sum": 3}
+    assert "corner" in vitrail.list_methods()
+    assert Corner(model).attribute(torch.zeros(2, 3, 32, 32)).shape == (2, 2, 2)
+
+
+@pytest.mark.usefixtures("own_names")
+@pytest.mark.parametrize("shape", [(16,), (2, 4, 4), (1, 4), (1, 1, 4, 4)])
+def test_maps_of_the_wrong_shape_are_told(shape: tuple[int, ...], model: View, photo: Image.Image) -> None:
+    vitrail.method("wrong_shape")(lambda model, images, target: torch.zeros(shape))
+    with pytest.raises(VitrailError, match=r"wrong_shape gave maps of shape"):
+        vitrail.explain(model, photo, "wrong_shape")
+
+
+@pytest.mark.usefixtures("own_names")
+@pytest.mark.parametrize("name", ["decompx", "Mine", "a.b", "a b", ""])
+def test_names_that_a_method_cannot_have(name: str) -> None:
+    with pytest.raises(VitrailError):
+        vitrail.method(name)(lambda model, images, target: images)

@@ -1,0 +1,140 @@
+"""Hugging Face folders, and modules that one already has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from tests import families
+from tests.helpers import viewed
+from tests.loading.given import NAME, TINY, picture
+from torch import nn
+
+import vitrail
+from vitrail import VitrailError
+
+# Hugging Face folders
+
+
+def _processor(kind: str) -> Any:
+    import transformers
+
+    return getattr(transformers, kind)(size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("hf_vit", "ViTImageProcessor"), ("hf_dinov2", "ViTImageProcessor"), ("hf_swin", None), ("hf_vit", None)],
+)
+def test_a_huggingface_folder(name: str, kind: str | None, tmp_path: Path) -> None:
+    module = families.build(name)
+    module.config.id2label = {i: f"kind {i}" for i in range(families.CLASSES)}
+    module.save_pretrained(tmp_path)
+    if kind:
+        _processor(kind).save_pretrained(tmp_path)
+    view = vitrail.load(f"hf:{tmp_path}")
+    images = families.images(name, 2)
+    torch.testing.assert_close(view.logits(images), module(images).logits.detach())
+    assert view.size == families.find(name).image_size
+    assert view.label(4) == "kind 4"
+    assert (view.preprocessing.mean == (0.1, 0.2, 0.3)) == (kind is not None)
+
+
+def test_a_huggingface_folder_relative_to_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    families.build("hf_vit").save_pretrained(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert vitrail.load("hf:./mine").num_classes == families.CLASSES
+
+
+def test_a_headless_huggingface_folder_says_how_to_add_a_head(tmp_path: Path) -> None:
+    families.build("hf_dinov2").base_model.save_pretrained(tmp_path)
+    with pytest.raises(VitrailError, match=r"classifier.weight.*vitrail.wrap\(backbone, head="):
+        vitrail.load(f"hf:{tmp_path}")
+
+
+def test_bad_huggingface_folders(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(VitrailError, match=r"could not build"):
+        vitrail.load(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(VitrailError, match=r"could not build"):
+        vitrail.load(f"hf:{tmp_path}")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(VitrailError, match=r"could not build"):
+        vitrail.load(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("options", [{"checkpoint": "w.pth"}, {"pretrained": False}, {"num_classes": 3}])
+def test_options_that_huggingface_folders_do_not_take(options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(VitrailError, match=r"own weights|own head"):
+        vitrail.load(f"hf:{tmp_path}", **options)
+
+
+# Modules
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 2)), "Sequential is not supported"),
+        ("vit", "takes an nn.Module, but got str"),
+        (None, "takes an nn.Module"),
+    ],
+)
+def test_wrap_takes_networks_it_knows(given: Any, message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
+        vitrail.wrap(given)
+
+
+def test_wrap_refuses_a_view() -> None:
+    with pytest.raises(VitrailError, match=r"view.module"):
+        vitrail.wrap(viewed("timm_vit")[2])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mean": (0.5, 0.5)},
+        {"std": (0, 1, 1)},
+        {"img_size": 0},
+        {"img_size": (1, 2, 3)},
+        {"img_size": 99},
+        {"img_size": 32.5},
+        {"img_size": "32"},
+        {"output": "none"},
+    ],
+)
+def test_wrong_options_of_wrap(options: dict[str, Any]) -> None:
+    with pytest.raises(VitrailError):
+        vitrail.wrap(viewed("timm_vit")[1], **options)
+
+
+def test_one_output_is_two_classes() -> None:
+    made = timm.create_model(NAME, num_classes=1, **TINY).eval()
+    families.randomize(made, 5)
+    view = vitrail.wrap(made, labels=["healthy", "ill"])
+    z = made(picture()).detach()
+    torch.testing.assert_close(view.class_scores(view.logits(picture())), torch.cat([-z, z], 1))
+    chances = view.probabilities(view.logits(picture()))
+    torch.testing.assert_close(chances, torch.cat([1 - z.sigmoid(), z.sigmoid()], 1))
+    torch.testing.assert_close(chances.sum(), torch.tensor(1.0))
+    ill, healthy = (vitrail.explain(view, picture()[0], target=name) for name in ("ill", "healthy"))
+    assert ill.probability + healthy.probability == pytest.approx(1)
+    torch.testing.assert_close(ill.map, -healthy.map)
+    assert sorted(label for _, label, _ in ill.top) == ["healthy", "ill"]
+    with pytest.raises(VitrailError, match=r"0…1"):
+        view.class_index(2)
+
+
+def test_multi_label_heads_use_the_sigmoid() -> None:
+    module = families.build("hf_vit")
+    module.config.problem_type = "multi_label_classification"
+    view = vitrail.wrap(module)
+    logits = view.logits(families.images("hf_vit", 1))
+    torch.testing.assert_close(view.probabilities(logits), logits.sigmoid())
+    plain = vitrail.wrap(module, output="softmax")
+    torch.testing.assert_close(plain.probabilities(logits), logits.softmax(1))
