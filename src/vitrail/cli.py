@@ -230,7 +230,9 @@ def reproduce(
     data: Annotated[list[str] | None, typer.Option(help="NAME=PATH of each data set needed, repeated.")] = None,
     model: Annotated[list[str] | None, typer.Option("--model", "-m", help="Another model for the paper's.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Fewer images than the paper.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only these methods, by their labels.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only the columns of these models or data, by their keys (vit, boxes, …).")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("vitrail-papers"),
     quick: Annotated[bool, typer.Option("--quick", help="Few steps and masks, to try it out.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
@@ -247,6 +249,29 @@ def reproduce(
                  device=device, as_json=as_json)  # fmt: skip
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="Models to offer, repeated; default: photo and scenes.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's get a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any that is free.")] = 8000,
+    token: Annotated[str | None, typer.Option(help="What clients must send; made up where it is needed.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="For computing; default: all cores but one.")] = None,
+    queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait, of each kind.")] = 16,
+    job_seconds: Annotated[float, typer.Option(min=1, help="The most that one job may take.")] = 120,
+    cache_mb: Annotated[int, typer.Option(min=1, help="Memory for pictures and answers, in MiB.")] = 256,
+) -> None:
+    """Open the web page: drop a photo, see why. Also an HTTP interface for programs."""
+    from vitrail.app.settings import MIB, Settings, spare_cores
+    from vitrail.commands.serve import run
+
+    run(Settings(host, port, token, queue, job_seconds, threads=threads or spare_cores(), cache_bytes=cache_mb * MIB),
+        split(model))  # fmt: skip
 
 
 @app.command()
@@ -300,3 +325,7 @@ def _say(what: str, text: str) -> None:
     from rich.markup import escape
 
     Console(stderr=True).print(f"{what} {escape(text)}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,30 @@ def test_multi_label_heads_use_the_sigmoid() -> None:
     torch.testing.assert_close(view.probabilities(logits), logits.sigmoid())
     plain = vitrail.wrap(module, output="softmax")
     torch.testing.assert_close(plain.probabilities(logits), logits.softmax(1))
+
+
+def _altered(part: str, new: Callable[[nn.Module], nn.Module], **options: Any) -> nn.Module:
+    """A tiny timm model with another module in the place of one of its parts."""
+    made = timm.create_model(NAME, num_classes=7, **TINY, **options).eval()
+    made.set_submodule(part, new(made.get_submodule(part)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "as a head only one linear layer is known"),
+        (_altered("head", lambda _: nn.Identity()), "no classification head"),
+        (_altered("blocks.0.attn.qkv", nn.Sequential), "expected a linear layer"),
+        (_altered("blocks.1.mlp.fc1", nn.Sequential), "expected a linear layer"),
+        (_altered("head", lambda old: old, in_chans=1), "1 colour channels"),
+    ],
+)
+def test_strange_parts_are_refused_by_name(module: nn.Module, message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
+        vitrail.wrap(module)
+
+
+def test_a_view_is_told_in_a_line() -> None:
+    view = vitrail.wrap(timm.create_model(NAME, num_classes=7, **TINY))
+    assert repr(view) == f"<ViT {view.name}: 7 classes, 32×32 pixels>"

@@ -25,7 +25,7 @@ def is_hierarchical(module: nn.Module) -> bool:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Hierarchical(View):
     """Windows move and patches merge: there is no fixed token grid, so only black-box methods and CAMs apply."""
 

@@ -147,7 +147,7 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
 def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear | None]:
     if attention.qkv is None:
         return linear(attention.q_proj), linear(attention.k_proj), linear(attention.v_proj), None
-    bias = attention.qkv.bias
+    bias = linear(attention.qkv).bias
     if getattr(attention, "q_bias", None) is not None:
         bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
     return fused_qkv(attention.qkv.weight, bias)
@@ -169,8 +169,10 @@ def _mlp(mlp: Any) -> parts.Mlp:
 
 
 def _head(module: Any) -> parts.Head:
-    if not isinstance(module.head, nn.Linear):
+    if isinstance(module.head, nn.Identity):
         raise refuse(module, "it has no classification head (num_classes is 0)")
+    if not isinstance(module.head, nn.Linear):
+        raise refuse(module.head, "as a head only one linear layer is known")
     if hasattr(module, "head_dist"):
         return parts.Head(norm(module.norm), "pair", (linear(module.head), linear(module.head_dist)))
     kinds: dict[str, parts.PoolKind] = {

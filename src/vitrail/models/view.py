@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Output = Literal["softmax", "sigmoid"]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class View:
     """A model seen from outside. Subclasses: ``ViT`` (tokens and blocks) and ``Hierarchical`` (features only).
 
@@ -38,6 +38,10 @@ class View:
     spec: dict[str, Any] | None = None
     note: str = field(default="", kw_only=True)  # one sentence a user should see, e.g. "random weights"
     known_fingerprint: str | None = field(default=None, kw_only=True)  # given where nobody can change the weights
+
+    def __repr__(self) -> str:
+        height, width = self.size
+        return f"<{type(self).__name__} {self.name}: {self.num_classes} classes, {height}×{width} pixels>"
 
     @property
     def size(self) -> tuple[int, int]:

@@ -51,7 +51,7 @@ def products_in(dtype: torch.dtype | None) -> Iterator[None]:
         _products.reset(token)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ViT(View):
     """Any supported Vision Transformer through one interface.
 

@@ -69,7 +69,9 @@ def wrap(
         adapter = _adapter(inner)
         size = _input_size(inner, adapter, img_size)
         describe = partial(adapter.describe, inner, size, head, pool)
-        describe()  # refuse now, not at the first call
+        channels = describe().embedding.weight.shape[1]  # refuse now, not at the first call
+        if channels != 3:
+            raise refuse(inner, f"it takes {channels} colour channels; only RGB models can be explained")
         preprocessing = _preprocess(inner, size, mean, std, processor)
         view = ViT(inner, name, preprocessing, describe=describe)
     view.labels = _labels(view, labels)
