@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # A photograph in the public domain (Rear Admiral Grace Hopper) that matplotlib ships.
 PHOTO := import matplotlib; print(matplotlib.get_data_path() + "/sample_data/grace_hopper.jpg")
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs browser clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -17,13 +17,25 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/vitrail explain "$$($(BIN)/python -c '$(PHOTO)')" --out vitrail-out
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n auto
+
+# Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.
+browser:
+	@test -n "$$CHROMIUM" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+	  || command -v google-chrome >/dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+	       && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
+	  || echo "No Chromium, and it cannot be installed here: the tests of the pages will be skipped."
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The site needs nothing from elsewhere: look at it with `python3 -m http.server --directory site`.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv dist build vitrail-out
+	rm -rf .venv dist build site vitrail-out

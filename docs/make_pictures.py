@@ -72,6 +72,13 @@ PAGES: dict[str, list[Column]] = {
         column("vtranm", reference="normed"),
         column("gen_att"),
     ],
+    "masks": [
+        *names("tis vit_cx"),
+        column("rise", masks=1000),
+        *names("pami occlusion score_cam atman lime"),
+        column("kernel_shap", space="tokens"),
+        column("hsic"),
+    ],
     "aggregations": [
         *names("decompx decompx.plus decompx.skipplus gen_att gen_att.plus gen_att.skipplus raw_attention rollout"),
         column("raw_attention.skipplus", "raw_attention .skipplus"),

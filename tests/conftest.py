@@ -3,3 +3,5 @@
 import torch
 
 torch.set_num_threads(1)
+
+pytest_plugins = ["tests.browser", "tests.app.pages"]

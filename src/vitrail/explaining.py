@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from vitrail.errors import VitrailError
 from vitrail.explanation import Explanation
@@ -21,6 +20,7 @@ from vitrail.methods.base import Method, Targets, pick
 from vitrail.methods.registry import build_method
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
+from vitrail.progress import counted
 
 BATCH = {"cpu": 4, "cuda": 32}
 
@@ -97,7 +97,7 @@ def explain_each(
     rivals = None if against is None else pick(view, against, len(sources), "against")
     if targets is not None and rivals is not None:
         _check_rivals(view, targets, rivals)
-    with tqdm(total=len(sources), desc=method.info.name, unit="image", delay=2, disable=None, leave=False) as bar:
+    with counted(len(sources), method.info.name, "image") as bar:
         for start in range(0, len(sources), size):
             chunk = slice(start, start + size)
             pictures = [see(view, source) for source in sources[chunk]]

@@ -2,20 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 T = TypeVar("T")
+Watcher = Callable[[str, int, int], None]
+
+_watcher: ContextVar[Watcher | None] = ContextVar("_watcher", default=None)
+
+
+@contextmanager
+def watched(callback: Watcher) -> Iterator[None]:
+    """While it lasts every step is told to ``callback(what, done, total)`` instead of being drawn as a bar.
+
+    What the callback raises passes through the work, which thereby ends.
+    """
+    token = _watcher.set(callback)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 def shown(steps: Iterable[T], name: str, unit: str = "step") -> Iterable[T]:
     """The steps as they are; a bar with the time left appears if they take longer than two seconds."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        return _told(steps, name, watcher)
     bar: Iterable[T] = tqdm(steps, desc=name, unit=unit, delay=2, disable=None, leave=False)
     return bar
 
 
 def counted(total: int, name: str, unit: str = "mask") -> Any:
     """The same bar, moved by hand: a context with ``update(n)``."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        return _Count(total, name, watcher)
     return tqdm(total=total, desc=name, unit=unit, delay=2, disable=None, leave=False)
+
+
+def _told(steps: Iterable[T], name: str, watcher: Watcher) -> Iterator[T]:
+    total = len(steps) if isinstance(steps, Sized) else 0
+    for done, step in enumerate(steps):
+        watcher(name, done, total)
+        yield step
+
+
+class _Count:
+    """What ``counted`` gives where somebody watches: the part of a bar that vitrail uses."""
+
+    def __init__(self, total: int, name: str, watcher: Watcher) -> None:
+        self.total, self.name, self.watcher, self.n = total, name, watcher, 0
+
+    def __enter__(self) -> _Count:
+        self.watcher(self.name, 0, self.total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def update(self, n: int = 1) -> None:
+        self.n += n
+        self.watcher(self.name, self.n, self.total)
+
+    def close(self) -> None:
+        """Nothing is drawn, so nothing is taken away."""

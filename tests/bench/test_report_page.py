@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from vitrail.bench.html import embedded_json
 from vitrail.bench.report import report
 from vitrail.show.colours import Scale
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 DESKTOP, PHONE = (1280, 900), (390, 844)
 EVIL = [
     "</script><script>window.pwned = 1</script>",
@@ -28,26 +24,6 @@ EVIL = [
     "<!--<script>",
     "\u202etxt.exe",
 ]
-
-
-def find_browser() -> str | None:
-    given = os.environ.get("CHROMIUM")
-    return given or next(filter(None, map(shutil.which, NAMES)), None)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if importlib.util.find_spec("playwright") is None:
-        pytest.skip("Playwright is not installed: pip install playwright")
-    path = find_browser()
-    if path is None:
-        pytest.skip(f"no Chromium: set CHROMIUM, or put one of {', '.join(NAMES)} into PATH")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        found = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 Open = Callable[..., Any]

@@ -1,0 +1,137 @@
+// Talking to the server: token, errors as sentences, waiting when it is busy, jobs with events.
+import { note } from "./notes.js";
+
+const TRIES = 6, LONGEST_WAIT = 30, STORE = "vitrail-token";
+let token = remembered();
+
+export class Problem extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+function remembered() {
+  try {
+    return sessionStorage.getItem(STORE);
+  } catch {
+    return null;
+  }
+}
+
+export function useToken(given) {
+  token = given;
+  try {
+    sessionStorage.setItem(STORE, given);
+  } catch {
+    // Without storage the token lasts as long as the page.
+  }
+}
+
+export async function get(path, signal) {
+  return (await send(path, { signal })).json();
+}
+
+export async function bytes(path, signal) {
+  return (await send(path, { signal })).blob();
+}
+
+export async function post(path, fields, signal) {
+  const body = new FormData();
+  for (const [name, value] of Object.entries(fields)) {
+    if (value !== null && value !== undefined) body.append(name, value);
+  }
+  return send(path, { method: "POST", body, signal });
+}
+
+// Runs long work as a job. tell(event, data) hears what happens on the way; an aborted signal stops the work.
+export async function job(path, fields, signal, tell) {
+  const started = await (await post(path, { ...fields, wait: "false" }, signal)).json();
+  const stop = () => send(`/api/jobs/${started.job}`, { method: "DELETE", keepalive: true }).catch(() => {});
+  signal.addEventListener("abort", stop);
+  try {
+    const answer = await send(started.events, { signal });
+    for await (const [event, data] of events(answer.body)) {
+      if (event === "done") return data;
+      if (event === "failed") throw new Problem(data.error, data.status);
+      if (event === "cancelled") throw new DOMException("cancelled", "AbortError");
+      tell(event, data);
+    }
+    throw new Problem("The server ended the work without an answer: try it again.");
+  } finally {
+    signal.removeEventListener("abort", stop);
+  }
+}
+
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const found = parsed(block);
+      if (found) yield found;
+    }
+  }
+}
+
+function parsed(block) {
+  let event = "message", data = "";
+  for (const line of block.split("\n")) {
+    if (line.startsWith("event:")) event = line.slice(6).trim();
+    else if (line.startsWith("data:")) data += line.slice(5).trim();
+  }
+  return data ? [event, JSON.parse(data)] : null;
+}
+
+async function send(path, options) {
+  for (let tries = 1; ; tries++) {
+    const answer = await reached(path, options);
+    if (answer.ok) return answer;
+    if (answer.status !== 429 || tries === TRIES) throw await problem(answer);
+    const wait = Math.min(Number(answer.headers.get("Retry-After")) || 1, LONGEST_WAIT);
+    note(`The server is busy. Trying again in ${wait} s…`, true);
+    try {
+      await pause(1000 * wait, options.signal);
+    } finally {
+      note("");
+    }
+  }
+}
+
+async function reached(path, options) {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  try {
+    return await fetch(path, { ...options, headers, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("The server does not answer. See whether `vitrail serve` is still running, then try again.");
+  }
+}
+
+async function problem(answer) {
+  if (answer.status === 401) {
+    const asked = "This server asks for its token: open the address that `vitrail serve` printed, or give the token here.";
+    return new Problem(asked, 401);
+  }
+  let text = null;
+  try {
+    text = (await answer.json()).error;
+  } catch {
+    // Not every error comes from the application itself.
+  }
+  return new Problem(text || `The server answered with status ${answer.status}.`, answer.status);
+}
+
+function pause(milliseconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(new DOMException("cancelled", "AbortError"));
+    });
+  });
+}

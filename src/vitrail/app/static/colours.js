@@ -1,0 +1,84 @@
+// The colours of a map, the same as in the pictures that vitrail writes: red for the class and blue against it, about
+// zero; maps that know no "against" go from dark violet to yellow. The weaker the evidence, the more the photo shows.
+const FOR = "ee9677e58368dd7059d55d4ccb4942c13639b72230a81529930e26";
+const AGAINST = "81bad86bacd1569fc94291c23885bc2f79b5266caf1d5fa215508d";
+const SEQUENTIAL = "57106e69166e7c1d6d8f2469a02a63b3325ac43c4ed34743e15635ec6726f47918f98e09fca50afbba1ff7d13df2e865f5f992";
+const SHADES = 256, FADE = 0.8, ROBUST = 0.995, FINEST = 384;
+
+const tables = { true: table(true), false: table(false) };
+
+// The values that the two ends of the colours stand for; the strongest half per cent is cut off.
+export function scaleOf(values, signed) {
+  const sorted = Float64Array.from(values.flat(), (value) => (signed ? Math.abs(value) : value)).sort();
+  const low = sorted[0], last = sorted.at(-1), robust = quantile(sorted);
+  if (signed) return { low: -(robust || last), high: robust || last, signed };
+  return { low, high: robust > low ? robust : last, signed };
+}
+
+function quantile(sorted) {
+  const place = ROBUST * (sorted.length - 1), before = Math.floor(place);
+  return sorted[before] + (place - before) * ((sorted[before + 1] ?? sorted[before]) - sorted[before]);
+}
+
+export const faded = (alpha) => `grayscale(${0.9 * alpha})`;
+
+// A small canvas with the map in colours, to be drawn over the part of the picture that the model saw.
+export function painted({ values, signed }, smooth, finest = FINEST) {
+  const scale = scaleOf(values, signed);
+  const rows = values.length, columns = values[0].length;
+  const height = smooth ? Math.max(rows, finest) : rows, width = smooth ? Math.max(columns, finest) : columns;
+  const places = Float32Array.from(values.flat(), (value) => placed(value, scale));
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(width, height);
+  const shades = new Uint32Array(pixels.data.buffer);
+  const across = axis(width, columns), down = axis(height, rows), colours = tables[signed];
+  for (let y = 0, at = 0; y < height; y++) {
+    const [top, below, v] = down[y];
+    for (let x = 0; x < width; x++, at++) {
+      const [left, right, u] = across[x];
+      const upper = places[top * columns + left] * (1 - u) + places[top * columns + right] * u;
+      const lower = places[below * columns + left] * (1 - u) + places[below * columns + right] * u;
+      shades[at] = colours[Math.round((SHADES - 1) * (upper * (1 - v) + lower * v))];
+    }
+  }
+  context.putImageData(pixels, 0, 0);
+  return canvas;
+}
+
+export function paintLegend(canvas, signed) {
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(SHADES, 1);
+  new Uint32Array(pixels.data.buffer).set(tables[signed]);
+  context.putImageData(pixels, 0, 0);
+}
+
+function placed(value, { low, high, signed }) {
+  if (!(high > low)) return signed ? 0.5 : 0;
+  return Math.min(Math.max((value - low) / (high - low), 0), 1);
+}
+
+// Between the middles of the cells.
+function axis(pixels, cells) {
+  return Array.from({ length: pixels }, (_, pixel) => {
+    const place = Math.min(Math.max(((pixel + 0.5) * cells) / pixels - 0.5, 0), cells - 1);
+    const before = Math.floor(place);
+    return [before, Math.min(before + 1, cells - 1), place - before];
+  });
+}
+
+// 256 colours as the 32-bit numbers of a canvas: opacity, blue, green, red.
+function table(signed) {
+  return Uint32Array.from({ length: SHADES }, (_, shade) => {
+    const place = shade / (SHADES - 1);
+    const strength = signed ? Math.abs(2 * place - 1) : place;
+    const [red, green, blue] = signed ? mixed(place < 0.5 ? AGAINST : FOR, strength) : mixed(SEQUENTIAL, place);
+    return ((Math.round(255 * strength ** FADE) << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+  });
+}
+
+function mixed(stops, place) {
+  const last = stops.length / 6 - 1, before = Math.min(Math.floor(place * last), last - 1), share = place * last - before;
+  const part = (stop, channel) => parseInt(stops.slice(6 * stop + 2 * channel, 6 * stop + 2 * channel + 2), 16);
+  return [0, 1, 2].map((channel) => Math.round(part(before, channel) * (1 - share) + part(before + 1, channel) * share));
+}

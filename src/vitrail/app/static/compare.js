@@ -1,0 +1,216 @@
+// Many methods side by side, each shown as soon as it is there.
+import { job } from "./api.js";
+import { faded, painted } from "./colours.js";
+import { choiceFields, explain, showExplanation, withPicture } from "./flow.js";
+import { complain, note, speak } from "./notes.js";
+import { Progress } from "./progress.js";
+import { label, on, state, target } from "./state.js";
+import { breakable, element, find, findAll, later, seconds } from "./tools.js";
+
+const LENS = 220, STEPS = 16;
+const progress = new Progress(find("#compare-progress"));
+let running = null, rows = [], picked = new Set();
+
+on("picture", () => {
+  cancel();
+  rows = [];
+  find("#compared").textContent = "";
+  draw();
+});
+on("model", () => {
+  picked = new Set();
+  buildChoices();
+});
+on("choice", () => {
+  const stale = running && (running.target !== target().index || running.against !== choiceFields().against);
+  if (stale) cancel(); // its tiles would explain another class
+});
+on("explanation", mark);
+on("look", later(150, redraw));
+
+find("#run-compare").addEventListener("click", run);
+find("#sort").addEventListener("change", draw);
+
+async function run() {
+  if (!state.prediction) return;
+  cancel();
+  const own = target(), { model, against } = choiceFields();
+  running = Object.assign(new AbortController(), { target: own.index, against });
+  const { signal } = running;
+  rows = [...picked].map((method) => ({ method }));
+  find("#compared").textContent = `Why ${own.label}${against === null ? "" : ` rather than ${label(against)}`}?`;
+  draw();
+  progress.start(`Why “${own.label}”?`, () => {
+    cancel();
+    note("Comparison cancelled. What is there stays.");
+  }, 0);
+  try {
+    const fields = { model, target: own.index, against, methods: picked.size ? [...picked].join(",") : null, steps: STEPS };
+    await withPicture((picture) => job("/api/compare", { ...picture, ...fields }, signal, hear));
+    if (signal.aborted) return;
+    speak(`${rows.length} methods compared.`);
+    finish();
+  } catch (error) {
+    if (signal.aborted) return;
+    finish();
+    complain(error);
+  }
+}
+
+function hear(event, data) {
+  progress.hear(event, data);
+  if (data.methods && rows.length === 0) {
+    rows = data.methods.map((method) => ({ method }));
+    draw();
+  }
+  if (event === "partial") place(data);
+}
+
+// While results come in, every tile keeps its place; they are sorted when all are there.
+function place(row) {
+  const at = rows.findIndex((one) => one.method === row.method);
+  if (at < 0) {
+    rows.push(row);
+    find("#tiles").append(tile(row));
+  } else {
+    rows[at] = row;
+    [...find("#tiles").children].find((own) => own.dataset.method === row.method).replaceWith(tile(row));
+  }
+  markBest();
+}
+
+function cancel() {
+  running?.abort();
+  finish();
+}
+
+function finish() {
+  running = null;
+  progress.stop();
+  rows = rows.filter((row) => row.values || row.error);
+  draw();
+}
+
+const score = (row) => row.insertion - row.deletion;
+const keys = {
+  score: (row) => -score(row),
+  insertion: (row) => -row.insertion,
+  deletion: (row) => row.deletion,
+  time: (row) => row.seconds,
+  name: () => 0,
+};
+
+// What failed is last; equals go by name.
+function sorted() {
+  const key = keys[find("#sort").value];
+  const done = rows.filter((row) => row.values).sort((one, other) => key(one) - key(other) || one.method.localeCompare(other.method));
+  return [...done, ...rows.filter((row) => !row.values)];
+}
+
+function draw() {
+  find("#tiles").replaceChildren(...(running ? rows : sorted()).map(tile));
+  find("#run-compare").textContent = rows.length && !running ? "Compare again" : "Compare";
+  find("#run-compare").disabled = running !== null;
+  markBest();
+  mark();
+}
+
+function tile(row) {
+  const name = element("span", { class: "name" }, ...breakable(row.method));
+  const state = row.error ? " failed" : row.values ? "" : " waiting";
+  const own = element("li", { class: `tile${state}`, "data-method": row.method });
+  if (row.error) own.append(element("div", { class: "lens" }, element("p", {}, row.error)), name);
+  else if (!row.values) own.append(element("div", { class: "lens" }), name, ...Object.keys(FIGURES).map((of) => figure(of, "…")));
+  else {
+    const figures = Object.entries(FIGURES).map(([of, told]) => figure(of, told(row)));
+    own.append(element("button", { type: "button", "aria-pressed": "false", onclick: () => take(row) }, lens(row), name, ...figures));
+  }
+  return own;
+}
+
+const FIGURES = {
+  insertion: (row) => row.insertion.toFixed(3),
+  deletion: (row) => row.deletion.toFixed(3),
+  time: (row) => seconds(row.seconds),
+};
+
+function figure(of, text) {
+  return element("span", { class: "numbers" }, `${of} `, element("b", { "data-of": of }, text));
+}
+
+// The part of the picture that the model saw, with the map over it.
+function lens(row) {
+  const canvas = element("canvas", { class: "lens", width: LENS, height: LENS, "aria-hidden": "true" });
+  drawLens(canvas, row);
+  return canvas;
+}
+
+function drawLens(canvas, row) {
+  const context = canvas.getContext("2d"), photo = find("#photo"), [left, top, right, bottom] = state.prediction.box;
+  const scale = photo.naturalWidth / state.prediction.size[0], part = [left, top, right - left, bottom - top];
+  context.globalAlpha = 1;
+  context.fillStyle = "#888";
+  context.fillRect(0, 0, LENS, LENS);
+  context.filter = faded(state.alpha);
+  if (photo.naturalWidth) context.drawImage(photo, ...part.map((edge) => edge * scale), 0, 0, LENS, LENS);
+  context.filter = "none";
+  context.globalAlpha = state.alpha;
+  context.imageSmoothingEnabled = state.smooth;
+  context.drawImage(painted(row, state.smooth, LENS), 0, 0, LENS, LENS);
+}
+
+function redraw() {
+  for (const canvas of findAll("#tiles canvas")) drawLens(canvas, rowOf(canvas.closest(".tile")));
+}
+
+const rowOf = (tile) => rows.find((row) => row.method === tile.dataset.method);
+
+function markBest() {
+  const done = rows.filter((row) => row.values);
+  for (const of of Object.keys(FIGURES)) {
+    const best = Math.min(...done.map(keys[of]));
+    for (const text of findAll(`#tiles button [data-of="${of}"]`)) {
+      text.classList.toggle("best", done.length > 1 && keys[of](rowOf(text.closest(".tile"))) === best);
+    }
+  }
+}
+
+function mark() {
+  const shown = Object.keys(state.params).length ? null : state.explanation?.method;
+  for (const own of findAll("#tiles .tile")) {
+    find("button", own)?.setAttribute("aria-pressed", String(own.dataset.method === shown));
+  }
+}
+
+function take(row) {
+  Object.assign(state, { method: row.method, params: {}, target: row.target ?? state.target, against: row.against ?? null });
+  if (row.reduced) explain();
+  else showExplanation(row);
+  find("#glass").scrollIntoView({ block: "nearest" });
+}
+
+function buildChoices() {
+  find("#checks").replaceChildren(...state.methods.map((row) => {
+    const box = element("input", { type: "checkbox", value: row.name, onchange: () => {
+      if (box.checked) picked.add(row.name);
+      else picked.delete(row.name);
+      countChoices();
+    } });
+    return element("label", { title: row.summary }, box, element("span", {}, ...breakable(row.name)));
+  }));
+  countChoices();
+}
+
+function countChoices() {
+  find("#chosen").textContent = picked.size ? `· ${picked.size} chosen` : "· the usual dozen";
+}
+
+find("#filter").addEventListener("input", ({ target: field }) => {
+  const wanted = field.value.trim().toLowerCase();
+  for (const choice of findAll("#checks label")) choice.hidden = !choice.textContent.toLowerCase().includes(wanted);
+});
+find("#none").addEventListener("click", () => {
+  picked = new Set();
+  for (const box of findAll("#checks input")) box.checked = false;
+  countChoices();
+});

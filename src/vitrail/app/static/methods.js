@@ -1,0 +1,118 @@
+// The choice of a method, and a form for its parameters made from what the server says about them.
+import { explain } from "./flow.js";
+import { methodRow, on, state } from "./state.js";
+import { element, find, seconds } from "./tools.js";
+
+const select = find("#method"), form = find("#form");
+
+on("model", () => {
+  select.replaceChildren(...[...grouped([...state.methods, ...state.unfit])].map(([family, rows]) =>
+    element("optgroup", { label: family }, ...rows.map(option))));
+  show();
+});
+on("choice picture explanation", show);
+
+// A method that the model cannot use is there too, and says why.
+function option(row) {
+  const fits = state.methods.includes(row);
+  return element("option", { value: row.name, disabled: !fits, title: fits ? null : row.supported }, row.name);
+}
+
+function grouped(rows) {
+  const families = new Map();
+  for (const row of rows) families.set(row.family, [...(families.get(row.family) ?? []), row]);
+  return families;
+}
+
+function show() {
+  const row = methodRow(), changes = Object.keys(state.params).length;
+  select.value = state.method;
+  const first = row.summary.charAt(0).toUpperCase() + row.summary.slice(1).replaceAll("``", "");
+  const took = state.explanation?.method === row.name ? ` Took ${seconds(state.explanation.seconds)}.` : "";
+  const paper = element("span", { class: "paper" }, `${row.paper}. Cost: ${cost(row.cost)}.${took}`);
+  find("#about-method").replaceChildren(first, " ", paper);
+  find("#changed").textContent = changes ? `· ${changes} changed` : "";
+  find("#parameters").hidden = row.form.length === 0;
+  if (form.dataset.method !== row.name || form.dataset.params !== JSON.stringify(state.params)) build(row);
+}
+
+// "21 F + 3 B" as words.
+function cost(text) {
+  const [forwards, backwards] = text.match(/[\d.e+]+(?= [FB])/g)?.map(Number) ?? [];
+  if (forwards === undefined) return text;
+  const passes = (count, name) => `${count} ${name} pass${count === 1 ? "" : "es"}`;
+  return backwards ? `${passes(forwards, "forward")}, ${passes(backwards, "backward")}` : passes(forwards, "forward");
+}
+
+function build(row) {
+  Object.assign(form.dataset, { method: row.name, params: JSON.stringify(state.params) });
+  form.replaceChildren(...row.form.map(field),
+    element("div", { class: "row tight" }, element("button", { type: "submit" }, "Apply"),
+      element("button", { type: "button", onclick: () => apply({}) }, "Defaults")));
+}
+
+function field(about) {
+  const value = about.name in state.params ? state.params[about.name] : about.default;
+  const id = `p-${about.name}`;
+  const name = element("span", {}, about.name.replaceAll("_", " "));
+  return element("label", { class: `param kind-${about.kind}`, for: id }, name, input(about, id, value));
+}
+
+function input(about, id, value) {
+  const named = { id, name: about.name };
+  if (about.kind === "boolean" && !about.optional) {
+    return element("input", { ...named, type: "checkbox", checked: value === true });
+  }
+  if (about.kind === "choice" || about.kind === "boolean") {
+    const choices = about.kind === "boolean" ? [true, false] : about.choices;
+    const options = choices.map((one) => element("option", { value: JSON.stringify(one), selected: one === value }, String(one)));
+    if (about.optional) options.unshift(element("option", { value: "null", selected: value === null }, "automatic"));
+    return element("select", named, ...options);
+  }
+  const text = value === null ? "" : Array.isArray(value) ? value.join(", ") : String(value);
+  const step = about.kind === "integer" ? "1" : "any";
+  const numeric = about.kind === "integer" || about.kind === "number";
+  return element("input", {
+    ...named, type: numeric ? "number" : "text", step: numeric ? step : null, value: text, autocomplete: "off",
+    required: !about.optional && about.kind !== "text", placeholder: about.optional ? "automatic" : null,
+  });
+}
+
+// What the form holds, as the server wants it: numbers as numbers, an empty field as "automatic".
+function read(about) {
+  const own = form.elements[about.name];
+  if (own.type === "checkbox") return own.checked;
+  if (own.tagName === "SELECT") return JSON.parse(own.value);
+  const text = own.value.trim();
+  if (!text && about.optional) return null;
+  if (about.kind === "integer" || about.kind === "number") return Number(text);
+  if (about.kind === "numbers") return text.split(/[\s,]+/).filter(Boolean).map(Number);
+  return text;
+}
+
+export function fromText(about, text) {
+  if (about.kind === "text") return text;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+function apply(params) {
+  state.params = params;
+  explain();
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const { form: fields } = methodRow();
+  const changed = fields.filter((about) => JSON.stringify(read(about)) !== JSON.stringify(about.default));
+  apply(Object.fromEntries(changed.map((about) => [about.name, read(about)])));
+});
+
+select.addEventListener("change", () => {
+  Object.assign(state, { method: select.value, params: {} });
+  if (!methodRow()["class-specific"]) state.against = null;
+  explain();
+});

@@ -1,0 +1,74 @@
+// What can be taken away: the picture, the numbers, a link.
+import { post } from "./api.js";
+import { choiceFields, withPicture } from "./flow.js";
+import { writeLink } from "./link.js";
+import { complain, note } from "./notes.js";
+import { npz } from "./npz.js";
+import { on, state } from "./state.js";
+import { element, findAll } from "./tools.js";
+
+const buttons = findAll("[data-save]");
+const savers = { png: savePicture, json: saveJson, npz: saveArrays, link: copyLink };
+
+on("picture explanation", () => {
+  for (const button of buttons) button.disabled = !state.explanation;
+});
+for (const button of buttons) {
+  button.addEventListener("click", async () => {
+    try {
+      await savers[button.dataset.save]();
+    } catch (error) {
+      complain(error);
+    }
+  });
+}
+
+async function savePicture() {
+  const answer = await withPicture((picture) => post("/api/picture", { ...picture, ...choiceFields() }));
+  save(await answer.blob(), "png");
+}
+
+// The same file that `vitrail explain` writes: its "map" holds the values once more, as vitrail.open reads them.
+function saveJson() {
+  const { shape, values } = state.explanation;
+  const map = { shape, dtype: "float32", base64: base64(Float32Array.from(values.flat())) };
+  save(new Blob([JSON.stringify({ ...state.explanation, map }, null, 1)], { type: "application/json" }), "json");
+}
+
+function saveArrays() {
+  const { shape, values, grid, tokens, box, target } = state.explanation;
+  save(npz({
+    map: { shape, dtype: "<f4", data: Float32Array.from(values.flat()) },
+    tokens: { shape: grid, dtype: "<f4", data: Float32Array.from(tokens.flat()) },
+    box: { shape: [4], dtype: "<f8", data: Float64Array.from(box) },
+    target: { shape: [1], dtype: "<i4", data: Int32Array.of(target) },
+  }), "npz");
+}
+
+function base64(numbers) {
+  let text = "";
+  for (const byte of new Uint8Array(numbers.buffer)) text += String.fromCharCode(byte);
+  return btoa(text);
+}
+
+function save(blob, ending) {
+  const clean = (text) => text.replace(/[^\w.-]+/g, "-").replace(/^[-.]+|-+$/g, "") || "picture";
+  const name = `${clean(state.picture.name.replace(/\.[a-z0-9]+$/i, ""))}.${clean(state.method)}.${ending}`;
+  const url = URL.createObjectURL(blob);
+  const anchor = element("a", { href: url, download: name });
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  note(`Saved as ${name}.`);
+}
+
+async function copyLink() {
+  const link = location.origin + location.pathname + writeLink();
+  const kept = state.picture.sample ? "" : " It works as long as the server remembers the picture.";
+  try {
+    await navigator.clipboard.writeText(link);
+    note(`Link copied.${kept}`);
+  } catch {
+    // Outside https and localhost the clipboard is closed: the address bar holds the same link.
+    note("The browser does not let this page copy. The link is in the address bar.");
+  }
+}

@@ -1,0 +1,39 @@
+"""One server for all tests that only ask, one with small limits for those that press."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from tests.app.serving import Served, inner_server, subprocess_server
+
+from vitrail.app.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """As people start it; there is no folder for temporary files."""
+    folder = tmp_path_factory.mktemp("serve")
+    with subprocess_server(folder / "log", TMPDIR=str(folder / "missing"), TEMP=str(folder / "missing")) as server:
+        yield server
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx.Client]:
+    with served.client() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def small() -> Iterator[Served]:
+    """A short queue and little memory."""
+    settings = Settings(port=0, queue=2, threads=1, cache_bytes=8 * 2**20)
+    with inner_server(settings, "scenes") as server:
+        yield server
+
+
+@pytest.fixture
+def pressing(small: Served) -> Iterator[httpx.Client]:
+    with small.client() as found:
+        yield found

@@ -1,0 +1,89 @@
+"""A browser that looks at the page of the real server; whatever goes wrong in the page fails the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DESKTOP, PHONE = (1280, 800), (360, 740)
+READY = "#glass:not([aria-busy]) ~ #progress[hidden]"
+Visit = Callable[..., Any]
+
+
+@dataclass
+class Heard:
+    """What the page said to the console, and which hosts it asked."""
+
+    said: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)  # parts of messages that belong to the test
+
+    def note(self, text: str) -> None:
+        if not any(part in text for part in self.expected):
+            self.said.append(text)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def visit(browser: Any, served: Any, heard: Heard) -> Iterator[Visit]:
+    """Opens the page, with a fragment such as ``#sample=cat``."""
+    contexts = []
+    own = (served.url, "blob:", "data:")
+
+    def opened(fragment: str = "", size: tuple[int, int] = DESKTOP, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": size[0], "height": size[1]}, accept_downloads=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.on("console", lambda message: heard.note(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: heard.note(f"error: {error}"))
+        page.on("request", lambda one: one.url.startswith(own) or heard.note(f"asked {one.url}"))
+        page.goto(f"{served.url}/{fragment}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert heard.said == []
+
+
+def explained(page: Any, *parts: str) -> Any:
+    """Waits for an explanation; ``parts`` are what its link must hold, such as ``method=rollout``."""
+    page.wait_for_selector(READY, state="attached")
+    page.wait_for_selector("#legend:not([hidden])")
+    page.wait_for_function("parts => parts.every((part) => location.hash.includes(part))", arg=["method=", *parts])
+    return page
+
+
+def upload(page: Any, path: Path) -> Any:
+    page.wait_for_selector("#start:not([hidden])")
+    page.set_input_files("#file", path)
+    return explained(page)
+
+
+def shown_probability(page: Any) -> float:
+    """The live one, as soon as the newest answer is there."""
+    page.wait_for_selector("#meter:not([aria-busy])")
+    return float(page.inner_text("#now").replace("<", "").replace("%", "")) / 100
+
+
+def on_patch(page: Any, patch: int, grid: tuple[int, int] = (16, 16)) -> tuple[float, float]:
+    """Where the middle of a patch is on the screen."""
+    box, (width, height) = page_state(page, "[state.prediction.box, state.prediction.size]")
+    frame = page.locator("#panes").bounding_box()
+    row, column = divmod(patch, grid[1])
+    x = box[0] + (column + 0.5) / grid[1] * (box[2] - box[0])
+    y = box[1] + (row + 0.5) / grid[0] * (box[3] - box[1])
+    return frame["x"] + x / width * frame["width"], frame["y"] + y / height * frame["height"]
+
+
+def page_state(page: Any, expression: str) -> Any:
+    """Something of what the page knows."""
+    return page.evaluate(f"import('/static/state.js').then(({{ state, order }}) => {expression})")

@@ -1,0 +1,345 @@
+"""The documentation says what is true: its code runs, its commands parse, its tables and messages are current."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+import safetensors.torch
+import timm
+import torch
+import typer
+from tests.app.serving import subprocess_server
+from typer.testing import CliRunner
+
+import vitrail
+from vitrail.bench.plan import Plan
+from vitrail.cli import app
+from vitrail.methods import registry
+from vitrail.metrics import base as metrics_base
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+WEB = DOCS / "web.md"
+PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")  # the one in the pages' pictures
+FENCE = re.compile(r"^( *)```(\{[^}\n]*\}|\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+LANGUAGES = {"python", "sh", "toml", "csv", "text", "theirs"}
+SMALL = {"embed_dim": 48, "num_heads": 3}  # what stands in for a larger ViT than "tiny"
+DEAR = ("--score", "--curves", "bench", "report", "serve", "--data")  # commands with these are read and not run
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of code on a page."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+
+
+@cache
+def blocks(page: Path) -> tuple[Block, ...]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for fence in FENCE.finditer(text):
+        language = "theirs" if ".theirs" in fence[2] else fence[2]
+        code = re.sub(rf"^{fence[1]}", "", fence[3], flags=re.MULTILINE)
+        found.append(Block(page, text[: fence.start()].count("\n") + 1, language, code))
+    return tuple(found)
+
+
+def having(language: str) -> list[Path]:
+    return [page for page in PAGES if any(block.language == language for block in blocks(page))]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+    assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks(page))
+
+
+# What the pages speak of
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with every file that the pages name, and hubs that answer without a network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copy(PHOTO, tmp_path / "photo.jpg")
+    shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", tmp_path)
+    (tmp_path / "photos").mkdir()
+    for number in (1, 2):
+        shutil.copy(PHOTO, tmp_path / "photos" / f"{number}.jpg")
+    (tmp_path / "labels.txt").write_text("".join(f"thing {i}\n" for i in range(10)), encoding="utf-8")
+    answer_for_timm(monkeypatch)
+    answer_for_hugging_face(monkeypatch)
+    answer_for_torchvision(monkeypatch)
+    module = timm.create_model("deit_tiny_patch16_224", num_classes=10)
+    safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
+    return tmp_path
+
+
+def answer_for_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of the hub give small networks of the same family with random weights."""
+    build = timm.create_model
+
+    def create_model(name: str, pretrained: bool = False, **given: Any) -> torch.nn.Module:
+        small = SMALL if name.startswith(("vit_", "deit")) and "tiny" not in name else {}
+        return build(name, pretrained=False, **{**small, **given})
+
+    monkeypatch.setattr(timm, "create_model", create_model)
+
+
+def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    def model(source: str, output_loading_info: bool = False, **_: Any) -> Any:
+        names = {i: f"thing {i}" for i in range(1000)}
+        config = transformers.ViTConfig(
+            hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, id2label=names,
+            label2id={name: i for i, name in names.items()},
+        )  # fmt: skip
+        made = transformers.ViTForImageClassification(config).eval()
+        return (made, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else made
+
+    monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", model)
+    monkeypatch.setattr(
+        transformers.AutoImageProcessor, "from_pretrained", lambda source, **_: transformers.ViTImageProcessor()
+    )
+
+
+def answer_for_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision import models
+
+    build = models.get_model
+    monkeypatch.setattr(models, "get_model", lambda name, weights=None, **given: build(name, weights=None, **given))
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Methods and metrics that a page adds are gone after it."""
+    registries: list[dict[str, Any]] = [registry._registered(), metrics_base._registered()]
+    before = [dict(known) for known in registries]
+    yield
+    for known, old in zip(registries, before, strict=True):
+        known.clear()
+        known.update(old)
+    registry.compose.cache_clear()
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Where the code of a page lives: dataclasses look their module up by name."""
+    made = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", made)
+    return made
+
+
+def run(block: Block, module: types.ModuleType) -> None:
+    code = "\n" * block.line + block.code  # so that a traceback names the line of the page
+    exec(compile(code, str(block.page), "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", [page for page in having("python") if page != WEB], ids=name_of)
+@pytest.mark.usefixtures("folder", "registered")
+@pytest.mark.filterwarnings("ignore")
+def test_python_runs(page: Path, module: types.ModuleType) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            run(block, module)
+
+
+def test_clients_talk_to_the_server(folder: Path, module: types.ModuleType) -> None:
+    """The page on the server: its Python and its curl, with the port of a server that is there."""
+    with subprocess_server(folder / "log", "--model", "photo") as served:
+        for block in blocks(WEB):
+            here = replace(block, code=block.code.replace("http://127.0.0.1:8000", served.url))
+            if block.language == "python":
+                run(here, module)
+            for line in here.code.splitlines():
+                if line.startswith("curl ") and shutil.which("curl"):
+                    answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
+                    assert '"error"' not in answer.stdout
+
+
+# The command line
+
+
+def commands(page: Path) -> list[list[str]]:
+    lines = [line for block in blocks(page) if block.language == "sh" for line in block.code.splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [line[1:] for line in words if line[:1] == ["vitrail"]]
+
+
+@pytest.mark.parametrize("page", having("sh"), ids=name_of)
+def test_commands_parse(page: Path) -> None:
+    root = typer.main.get_command(app)
+    for name, *words in commands(page):
+        command = root.commands[name]  # type: ignore[attr-defined]
+        command.make_context(name, words, parent=typer.Context(root))
+
+
+def is_cheap(words: list[str]) -> bool:
+    if words[:2] == ["reproduce", "--list"]:
+        return True
+    everything = words[0] == "compare" and "--methods" not in words
+    return not everything and not any(word in DEAR for word in words) and words[0] != "reproduce"
+
+
+CHEAP = sorted({shlex.join(words) for page in PAGES for words in commands(page) if is_cheap(words)})
+
+
+@pytest.mark.parametrize("command", CHEAP)
+@pytest.mark.usefixtures("folder")
+@pytest.mark.filterwarnings("ignore")
+def test_command_runs(command: str) -> None:
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output or result.exception
+
+
+def test_there_are_commands_to_run() -> None:
+    assert {shlex.split(command)[0] for command in CHEAP} >= {"explain", "compare", "models", "methods", "metrics"}
+
+
+@pytest.mark.parametrize("page", having("toml"), ids=name_of)
+def test_plans_are_plans(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "toml":
+            Plan.from_dict(tomllib.loads(block.code))
+
+
+# What is written from code
+
+
+@cache
+def tables() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "<!-- table: " in page.read_text()], ids=name_of)
+def test_tables_are_current(page: Path) -> None:
+    found = list(tables().BLOCK.finditer(page.read_text(encoding="utf-8")))
+    assert found
+    for block in found:
+        assert block[0] == f"{block[1]}\n{tables().TABLES[block[2]]()}\n{block[3]}", "run python docs/tables.py"
+
+
+def test_costs_cover_the_results() -> None:
+    numbers = {name for name, _, metric in tables().results() if metric == tables().QUALITY}
+    assert numbers == set(tables().costs()), "run python docs/costs.py"
+
+
+@pytest.mark.parametrize("name", [name for name in vitrail.list_methods() if "." not in name and name != "random"])
+def test_every_method_is_explained(name: str) -> None:
+    page = tables().page_of(vitrail.list_methods()[name].family)
+    text = (DOCS / "methods" / page).read_text(encoding="utf-8")
+    assert f"`{name}`" in text or re.search(rf"^## .*\b{name}\b", text, re.MULTILINE)
+
+
+def test_every_metric_and_data_set_is_explained() -> None:
+    from vitrail.data import DATA_NAMES
+
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    assert [name for name in vitrail.list_metrics() if f"`{name}`" not in text] == []
+    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    assert [name for name in DATA_NAMES if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("package", ["vitrail", "vitrail.metrics", "vitrail.data"])
+def test_public_names_are_in_the_reference(package: str) -> None:
+    found = importlib.import_module(package)
+    names = getattr(found, "__all__", None) or [name for name in vars(found) if not name.startswith("_")]
+    public = [name for name in names if callable(getattr(found, name)) and not name.startswith("_")]
+    page = DOCS / "reference" / f"{package.rpartition('.')[2]}.md"
+    listed = page.read_text(encoding="utf-8").split()
+    assert [name for name in public if f"{package}.{name}" not in listed] == []
+
+
+# Error messages
+
+
+def wording(node: ast.AST) -> str | None:
+    """A text of the source with … for what is filled in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return None
+
+
+@cache
+def texts() -> tuple[str, ...]:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "src").rglob("*.py"))]
+    return tuple(text for tree in trees for node in ast.walk(tree) if (text := wording(node)))
+
+
+def quoted() -> list[str]:
+    """The messages that the page of errors is keyed by: its headings, and the reasons of its table."""
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    return re.findall(r"^### `(.+)`$", text, re.MULTILINE) + re.findall(r"^\| `([^`]{12,})` \|", text, re.MULTILINE)
+
+
+def occurs(message: str) -> bool:
+    parts = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
+    return any(re.search(".*".join(parts), text, re.DOTALL) for text in texts())
+
+
+@pytest.mark.parametrize("message", quoted())
+def test_messages_still_occur(message: str) -> None:
+    assert occurs(message)
+
+
+def test_messages_that_nobody_says_are_found_out() -> None:
+    assert len(quoted()) > 50
+    assert not occurs("the model … has gone fishing")
+
+
+# Links, and the site as a whole
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    near = [link.partition("#")[0] for link in links if not re.match(r"https?:|#", link)]
+    assert [link for link in near if not (page.parent / link).exists()] == []
+
+
+def test_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's own announcement
+    built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    fetched = re.compile(r"""<(?:script|img|iframe|link(?! rel="canonical"))[^>]+(?:src|href)="?(https?:[^"\s>]+)""")
+    pages = [page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")]
+    assert len(pages) > 30
+    assert {address for page in pages for address in fetched.findall(page)} == set()
+    assert all("arithmatex" not in page for page in pages)  # every formula was drawn
