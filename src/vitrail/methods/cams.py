@@ -41,7 +41,7 @@ class Cam(Layerwise):
         return None
 
     def cancels(self, layers: Iterable[int]) -> bool:
-        return self.cancelling
+        return self.cancelling and len(list(layers)) == 1  # in a sum over layers the others weigh more
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
         """(B, n): the map; channel weights come from the tokens ``context``."""
