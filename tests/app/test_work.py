@@ -161,6 +161,13 @@ def test_compare_tells_each_method_as_it_comes(view: View) -> None:
     assert any(one["what"].startswith("tis: ") for one in said)
 
 
+def test_compare_scores_as_score_does(view: View) -> None:
+    fields = {"steps": 4, "space": "tokens"}
+    (row,) = work.compare(view, request(methods=["rollout"], **fields), silent)["results"]
+    alone = work.score(view, request(method="rollout", **fields), silent)
+    assert (row["insertion"], row["deletion"], row["space"]) == (alone["insertion"], alone["deletion"], "tokens")
+
+
 def test_compare_without_scores_and_with_the_usual_methods(view: View) -> None:
     answer = work.compare(view, request(score=False), silent)
     assert answer["methods"] == [name for name in work.COMPARED if name in supported_methods(view)]

@@ -45,6 +45,7 @@ def _class(value: Any) -> Any:
 
 Name = Annotated[str, Field(max_length=TEXT)]
 Class = Annotated[str, BeforeValidator(_class), Field(max_length=TEXT)]
+Space = Literal["pixels", "tokens"]
 Steps = Annotated[int, Field(ge=1, le=256)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Parameters = Annotated[str, Field(max_length=CALLS), AfterValidator(_parameters)]
@@ -92,7 +93,7 @@ class ScoreForm(ExplainForm):
     """How good is the map?"""
 
     steps: Steps = 32
-    space: Literal["pixels", "tokens"] = "pixels"
+    space: Space = "pixels"
 
 
 class MaskForm(Form):
@@ -113,6 +114,7 @@ class CompareForm(Form):
     against: Class | None = None
     score: bool = True
     steps: Steps = 32
+    space: Space = "pixels"
 
 
 class Problem(BaseModel):

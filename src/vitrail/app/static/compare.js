@@ -7,7 +7,7 @@ import { Progress } from "./progress.js";
 import { label, on, state, target } from "./state.js";
 import { breakable, element, find, findAll, later, seconds } from "./tools.js";
 
-const LENS = 220, STEPS = 16;
+const LENS = 220, STEPS = 32;
 const progress = new Progress(find("#compare-progress"));
 let running = null, rows = [], picked = new Set();
 
@@ -45,7 +45,9 @@ async function run() {
     note("Comparison cancelled. What is there stays.");
   }, 0);
   try {
-    const fields = { model, target: own.index, against, methods: picked.size ? [...picked].join(",") : null, steps: STEPS };
+    const methods = picked.size ? [...picked].join(",") : null;
+    const space = state.model.view === "tokens" ? "tokens" : "pixels"; // as the animation has it
+    const fields = { model, target: own.index, against, methods, space, steps: STEPS };
     await withPicture((picture) => job("/api/compare", { ...picture, ...fields }, signal, hear));
     if (signal.aborted) return;
     speak(`${rows.length} methods compared.`);
