@@ -4,7 +4,8 @@ Run, for example:
     python docs/results/make_table.py scenes --model scenes --data scenes:1000 --target label
     python docs/results/make_table.py pets --model vit_small_patch14_dinov2 --checkpoint FILE --labels FILE \
         --img-size 224 --data folder:DIR
-It writes NAME.md and NAME.csv beside itself (or into --out). Metrics that explain again are measured on --again images.
+It writes NAME.md and NAME.csv beside itself (or into --out). Metrics that explain again are measured on --again images;
+with --add they are all that is measured, and are added to the table that is there.
 """
 
 from __future__ import annotations
@@ -80,22 +81,38 @@ def main() -> None:
     parser.add_argument("--again", type=int, default=50)
     parser.add_argument("--again-metrics", default=",".join(AGAIN), help="metrics that explain again")
     parser.add_argument("--again-methods", help="methods for the metrics that explain again; all by default")
+    parser.add_argument("--add", action="store_true", help="only metrics that explain again, added to NAME.csv")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the images")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    begin = time.perf_counter()
+    if options.add:
+        rows = again(options)
+        heading = (options.out / f"{options.name}.md").read_text(encoding="utf-8").split("\n|")[0].splitlines()
+        heading += ["Added:", "", *facts(options, time.perf_counter() - begin, rows)[:-1], ""]
+        write(pd.concat([pd.read_csv(options.out / f"{options.name}.csv"), named(summarise(rows))]), options, heading)
+    else:
+        measure_all(options, begin)
+    print(f"done in {time.perf_counter() - begin:.0f} s")
+
+
+def measure_all(options: argparse.Namespace, begin: float) -> None:
+    """The whole table, written before and after the metrics that explain again."""
     areas = AREAS if options.steps is None else [f"{name}(steps={options.steps})" for name in AREAS]
     metrics = areas + METRICS + KNOWN[options.known]
-    begin = time.perf_counter()
     rows = measured(options, options.methods, metrics, options.images)
     spent = time.perf_counter() - begin
     print(f"{len(rows)} rows in {spent:.0f} s", flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    write(summarise(rows), options, spent, rows)
+    title = [f"# {options.name}", ""]
+    write(named(summarise(rows)), options, [*title, *facts(options, spent, rows), ""])
     if options.again:
-        more = measured(options, options.again_methods or options.methods, options.again_metrics, options.again)
-        rows = pd.concat([rows, more])
-        write(summarise(rows), options, time.perf_counter() - begin, rows)
-    print(f"done in {time.perf_counter() - begin:.0f} s")
+        rows = pd.concat([rows, again(options)])
+        write(named(summarise(rows)), options, [*title, *facts(options, time.perf_counter() - begin, rows), ""])
+
+
+def again(options: argparse.Namespace) -> pd.DataFrame:
+    return measured(options, options.again_methods or options.methods, options.again_metrics, options.again)
 
 
 def measured(options: argparse.Namespace, methods: str, metrics: Any, images: int | None) -> pd.DataFrame:
@@ -114,15 +131,19 @@ def share(options: argparse.Namespace, methods: str, metrics: Any, images: int |
     return vitrail.evaluate(view, data, methods, metrics, target=options.target)
 
 
-def write(table: pd.DataFrame, options: argparse.Namespace, spent: float, rows: pd.DataFrame) -> None:
-    """NAME.csv with every number, NAME.md with one line per method."""
+def named(table: pd.DataFrame) -> pd.DataFrame:
+    """Methods with their parameters in one word."""
     calls = [join_call(name, json.loads(params)) for name, params in zip(table["method"], table["params"], strict=True)]
-    table = table.assign(method=calls).drop(columns="params")
+    return table.assign(method=calls).drop(columns="params")
+
+
+def write(table: pd.DataFrame, options: argparse.Namespace, heading: list[str]) -> None:
+    """NAME.csv with every number, NAME.md with one line per method."""
     table.round(6).to_csv(options.out / f"{options.name}.csv", index=False)
     cells = {(line["method"], line["metric"]): told(line) for line in table.to_dict("records")}
-    methods, metrics = list(dict.fromkeys(calls)), list(dict.fromkeys(table["metric"]))
+    methods, metrics = list(dict.fromkeys(table["method"])), list(dict.fromkeys(table["metric"]))
     counts = table.groupby("metric", sort=False)["n"].max()
-    lines = [f"# {options.name}", "", *facts(options, spent, rows), ""]
+    lines = list(heading)
     for start in range(0, len(metrics), COLUMNS):
         some = metrics[start : start + COLUMNS]
         heads = [f"{name} {arrow(name)} (n = {counts[name]})" for name in some]
