@@ -116,12 +116,7 @@ class Method:
     def attribute(self, inputs: Tensor, target: Targets = None, against: Targets = None) -> Tensor:
         """Explains a batch (B, 3, H, W); ``target``: a class, one per image, or None for the predicted one."""
         found = self.explain(inputs, target, against).map.to(inputs.device)
-        if self.shape == "map":
-            return found
-        height, width = inputs.shape[-2:]
-        cells = (height * width * inputs.shape[-3]) / (found.shape[-2] * found.shape[-1])
-        up = torch.nn.functional.interpolate(found[:, None], size=(height, width), mode="nearest-exact")
-        return (up / cells).expand(-1, inputs.shape[-3], -1, -1).contiguous()
+        return found if self.shape == "map" else spread(found, inputs)
 
     def explain(self, inputs: Tensor, target: Targets = None, against: Targets = None) -> Attribution:
         """As ``attribute``, with what was measured on the way."""
@@ -169,6 +164,14 @@ class TokenMethod(Method):
 
 def _at_least_single(values: Tensor) -> Tensor:
     return values.detach().to(torch.promote_types(values.dtype, torch.float32))
+
+
+def spread(maps: Tensor, inputs: Tensor) -> Tensor:
+    """Maps (B, h, w) in the shape of the inputs (B, C, H, W), evenly over pixels and channels, total unchanged."""
+    channels, height, width = inputs.shape[-3:]
+    cells = (height * width * channels) / (maps.shape[-2] * maps.shape[-1])
+    up = torch.nn.functional.interpolate(maps[:, None], size=(height, width), mode="nearest-exact")
+    return (up / cells).expand(-1, channels, -1, -1).contiguous()
 
 
 def predicted(model: View, images: Tensor) -> Tensor:

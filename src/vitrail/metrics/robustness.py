@@ -11,8 +11,7 @@ from torch import Tensor
 
 from vitrail.engine.noise import Kind, noise
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Method
-from vitrail.methods.registry import build_method
+from vitrail.methods.base import Method, spread
 from vitrail.metrics.base import Case, MethodMetric, Scored, metric
 
 
@@ -63,15 +62,13 @@ class Infidelity(MethodMetric):
         from captum.metrics import infidelity
 
         _check_samples(self.samples)
-        params = {name: getattr(method, name) for name in method.parameters()}
-        spread = build_method(method.info.name, method.model, **params, shape="input")
         found = []
         for case in cases:
             value = infidelity(
                 self._score(method, case.target),
                 partial(_taken, _drawn("normal", case, self.samples, self.seed) * self.sigma),
                 case.pixels,
-                spread.attribute(case.pixels, case.target),
+                spread(case.map[None].to(case.pixels), case.pixels),
                 n_perturb_samples=self.samples,
                 normalize=self.normalize,
             )
