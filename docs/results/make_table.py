@@ -90,7 +90,7 @@ def main() -> None:
     if options.add:
         rows = again(options)
         heading = (options.out / f"{options.name}.md").read_text(encoding="utf-8").split("\n|")[0].splitlines()
-        heading += ["Added:", "", *facts(options, time.perf_counter() - begin, rows)[:-1], ""]
+        heading += ["", "Added:", "", *facts(options, time.perf_counter() - begin, rows)[:-1], ""]
         write(pd.concat([pd.read_csv(options.out / f"{options.name}.csv"), named(summarise(rows))]), options, heading)
     else:
         measure_all(options, begin)
