@@ -175,6 +175,8 @@ def test_smooth_grad_against_the_literal_mean_of_absolute_gradients(name: str) -
     expected = literal.smooth_grad(family, module, images, TARGET, noises=noises)
     found = build_method("smooth_grad", view, samples=4, sigma=0.3, seed=7).attribute(images, TARGET)
     assert relative(found, expected) < 1e-9
+    single = build_method("smooth_grad", viewed(name, torch.float32)[2], samples=4, sigma=0.3, seed=7)
+    assert relative(single.attribute(images.float(), TARGET).to(DOUBLE), expected) < 1e-4
     assert (found >= 0).all()
     assert not torch.equal(
         found, build_method("smooth_grad", view, samples=4, sigma=0.3, seed=8).attribute(images, TARGET)

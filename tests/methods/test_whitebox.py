@@ -97,6 +97,7 @@ CASES = [
     Case("attention_gradient", gradients.attention_gradient, {"reduce": "abs"}, {"kind": "abs"}),
     Case("attention_gradient", gradients.attention_gradient, {"reduce": "relu"}, {"kind": "relu"}),
     Case("attention_gradient.plus", summed(gradients.attention_gradient), {}, {"pool_counts": True}),
+    Case("input_x_gradient", gradients.input_x_gradient),
     Case("input_x_gradient", gradients.input_x_gradient, {"start_layer": 1}, {"layer": 1}),
     Case("input_x_gradient", gradients.input_x_gradient, *FROZEN),
     Case("input_x_gradient", gradients.input_x_gradient, *PROBABILITY),
