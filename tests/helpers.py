@@ -48,12 +48,17 @@ def random_keep(family: Family, size: int, kept: int, seed: int = 0) -> Tensor:
 
 
 # Some maps are exactly zero but for rounding (see docs on what LayerNorm cancels): there only rounding may differ.
-ROUNDING = 1e-3
+ROUNDING = 1e-11
 
 
-def relative(found: Tensor, expected: Tensor, least: float = 0.0) -> float:
-    """The largest difference, relative to the largest expected value, or to ``least`` if that is larger."""
-    return float((found - expected).abs().max() / max(float(expected.abs().max()), least))
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    """Whether no difference is above ``tolerance``, relative to the largest expected value, or above rounding."""
+    return float((found - expected).abs().max()) < max(tolerance * float(expected.abs().max()), ROUNDING)
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import DOUBLE, ROUNDING, batch, refusals, relative, viewed
+from tests.helpers import DOUBLE, batch, close, refusals, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout
 from tests.oracles.decompx import decompose
 
@@ -177,7 +177,7 @@ def test_every_method_runs_on_every_family_or_is_in_the_table_of_refusals(name: 
         assert found.isfinite().all()
         assert float(found.std()) > 0, f"{method} gives a constant map"
         apart = torch.cat([built.attribute(images[i : i + 1], 2 + i) for i in range(2)])
-        assert relative(found, apart, ROUNDING) < 1e-8, method
+        assert close(found, apart, 1e-8), method
 
 
 def test_parameters_are_checked_and_listed() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.families import FAMILIES
-from tests.helpers import DOUBLE, ROUNDING, batch, refusals, relative, viewed
+from tests.helpers import DOUBLE, batch, close, refusals, viewed
 from tests.oracles import cams, decomposition, gradients, lrp, markov, relevance, transformation
 from tests.oracles.attention import readout
 from torch import Tensor
@@ -166,7 +166,7 @@ def compare(case: Case, name: str, expected: Tensor, dtype: torch.dtype, toleran
     found = build_method(case.method, view, **case.params).attribute(batch(name, dtype=dtype), TARGET).to(DOUBLE)
     if case.up_to_scale:
         found, expected = (m / m.sum((1, 2), keepdim=True) for m in (found, expected))
-    assert relative(found, expected, ROUNDING) < tolerance, dtype
+    assert close(found, expected, tolerance), dtype
 
 
 def claimed(cases: list[Case], names: Iterable[str]) -> list[Any]:

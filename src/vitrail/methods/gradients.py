@@ -122,6 +122,11 @@ class AttentionIxG(GradientMethod):
         wanted = set(layers) | {layer + self.shift for layer in layers}
         return super().trace(images, target, against, sorted(wanted))
 
+    def cancels(self, layers: Iterable[int]) -> bool:
+        """As ``input_x_gradient``; the layers are those whose attention or stream is read."""
+        depth = self.vit.num_layers
+        return list(layers) == list(range(depth - 1 - self.shift, depth))
+
     def all_layers(self, start: int) -> range:
         return range(start, max(start + 1, self.vit.num_layers - self.shift))
 
