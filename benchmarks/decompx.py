@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import timm
 import torch
+from timing import seconds
 
 import vitrail
 from vitrail.engine.trace import trace
@@ -38,25 +38,17 @@ def main() -> None:
 
     for function in (forward, decompose):
         function()
-    seconds: dict[str, list[float]] = {"forward": [], "decompx": []}
+    spent: dict[str, list[float]] = {"forward": [], "decompx": []}
     for _ in range(options.repeats):
         for name, function in (("forward", forward), ("decompx", decompose)):
-            seconds[name].append(timed(function, options.device))
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ratios = [b / a for a, b in zip(seconds["forward"], seconds["decompx"], strict=True)]
+            spent[name].append(seconds(function))
+    medians = {name: statistics.median(values) for name, values in spent.items()}
+    ratios = [b / a for a, b in zip(spent["forward"], spent["decompx"], strict=True)]
     print(f"{options.model}, batch {options.batch}, {options.device}, {torch.get_num_threads()} threads")
     print(f"plain forward (inference mode, fused attention)       {medians['forward'] * 1e3:8.1f} ms")
     print(f"decompx, all {view.num_layers} start layers, all bias maps            {medians['decompx'] * 1e3:8.1f} ms")
     print(f"ratio of medians {medians['decompx'] / medians['forward']:.2f}")
     print(f"median of paired ratios {statistics.median(ratios):.2f}")
-
-
-def timed(function, device: str) -> float:  # type: ignore[no-untyped-def]
-    start = time.perf_counter()
-    function()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import timm
 import torch
+from timing import seconds
 
 import vitrail
 from vitrail.methods.registry import build_method
@@ -59,12 +59,6 @@ def paired(function: Callable[[], object], reference: Callable[[], object], repe
     """The median over alternating runs of one time over the other; both warmed up."""
     function(), reference()
     return statistics.median(seconds(function) / seconds(reference) for _ in range(repeats))
-
-
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def literal(name: str = "vit_tiny_patch16_224", size: int = 224) -> None:

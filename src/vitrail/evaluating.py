@@ -300,6 +300,8 @@ def explained_classes(target: str | None, protocol: str | None) -> tuple[Explain
     """Which classes are explained: as asked, else as the paper does, else the predicted one."""
     if target is None:
         return EXPLAINED.get(protocol or "", ("predicted",))
-    if target not in ("predicted", "label"):
-        raise VitrailError(f'target must be "predicted" or "label", but got {target!r}.')
-    return (target,)  # type: ignore[return-value]
+    if target == "predicted":
+        return ("predicted",)
+    if target == "label":
+        return ("label",)
+    raise VitrailError(f'target must be "predicted" or "label", but got {target!r}.')

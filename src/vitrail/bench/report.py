@@ -25,9 +25,9 @@ def report(folders: Sequence[Path], out: Path | None = None, formats: Sequence[s
     wanted = _checked(formats)
     summary = summarise_results(read_results(folders), with_classes="html" in wanted)
     place = out or Path(folders[0]) / "report"
-    contents = {place / name: content for name, content in _contents(summary, wanted).items()}
-    write_together(contents)  # type: ignore[arg-type]
-    return summary, list(contents)
+    found = _contents(summary, wanted)
+    write_together({place / name: content for name, content in found.items()})
+    return summary, [place / name for name in found]
 
 
 def _contents(summary: Summary, formats: Sequence[str]) -> dict[str, bytes]:

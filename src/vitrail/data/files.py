@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -149,7 +150,6 @@ def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -
 def require_unique(ids: list[str], source: str | Path) -> list[str]:
     """Return the ids unless one appears twice."""
     if len(set(ids)) != len(ids):
-        seen: set[str] = set()
-        twice = next(name for name in ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        twice = next(name for name, count in Counter(ids).items() if count > 1)
         raise VitrailError(f"'{source}' names {twice!r} twice: keep one of the lines.")
     return ids
