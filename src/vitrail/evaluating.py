@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from vitrail.data.base import DataSet, Example
 from vitrail.engine.scoring import together
+from vitrail.engine.sharing import Kind, Wish, shared, united
+from vitrail.engine.trace import fits
 from vitrail.errors import VitrailError
 from vitrail.explaining import BATCH, as_view, check_finite
 from vitrail.methods.base import Method
@@ -22,7 +24,7 @@ from vitrail.metrics.annotations import annotated, class_map
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, asked_all, build_metric
 from vitrail.metrics.calls import join_call, split_call, split_list
 from vitrail.models.view import View
-from vitrail.models.vit import unchanged
+from vitrail.models.vit import ViT, unchanged
 from vitrail.progress import counted
 
 if TYPE_CHECKING:
@@ -69,8 +71,9 @@ def evaluate(
         strict: a broken image is an error; otherwise it is left out, counted and told.
 
     The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained and
-    seconds (of the explanation), and parts where the value of a data set is made of more than values; ``summarise``
-    makes means and intervals of them. What was left out is in ``attrs["skipped"]``.
+    seconds (of the explanation; a trace that methods share counts for each), and parts where the value of a data set is
+    made of more than values; ``summarise`` makes means and intervals of them. What was left out is in
+    ``attrs["skipped"]``.
     """
     import pandas as pd
 
@@ -78,7 +81,8 @@ def evaluate(
     chosen = open_examples(data, images, seed)
     measures = build_metrics(metrics, protocol)
     tasks = [Task(method, measures) for method in build_methods(view, methods)]
-    work = Work(view, tasks, explained_classes(target, protocol), class_map(view, chosen))
+    common = common_wishes([task.method for task in tasks])
+    work = Work(view, tasks, explained_classes(target, protocol), class_map(view, chosen), common)
     for batch in batches(chosen, batch_size or BATCH.get(view.device.type, 4), skipped, strict):
         found += [row for finding in work.measure(batch, check=not found) for row in finding.rows()]
     if not found:
@@ -142,6 +146,7 @@ class Work:
     tasks: Sequence[Task]
     explained: Sequence[Explained]
     remap: Callable[[int], int]  # from the data set's classes to the model's
+    common: Mapping[Kind, Wish] = field(default_factory=dict)  # traces that several methods share
 
     def measure(self, examples: Sequence[Example], check: bool = False) -> Iterator[Finding]:
         """The findings of a batch; ``check`` refuses a metric that none of these images can be measured by."""
@@ -190,11 +195,8 @@ class Work:
     ) -> list[tuple[Example, int, Method, Case, float, list[tuple[Metric, Scored]]]]:
         """Explains by each method; then all maps of the batch are measured together."""
         waiting = []
-        for task in self.tasks:
-            of_maps = [one for one in task.metrics if isinstance(one, MapMetric)]
-            cases, seconds = self._explain(task.method, pixels, known)
-            if check:
-                self._check(of_maps, cases)
+        for task, (cases, seconds) in zip(self.tasks, self._explain_all(pixels, known, check), strict=True):
+            of_maps = _of_maps(task)
             again = [(one, one.measure(task.method, cases)) for one in task.metrics if isinstance(one, MethodMetric)]
             for i, case in enumerate(cases):
                 own = [(metric, scored[i]) for metric, scored in again]
@@ -204,6 +206,23 @@ class Work:
             (examples[i], i, method, case, seconds, [*zip(of_maps, scores, strict=True), *own])
             for (i, method, case, seconds, of_maps, own), scores in zip(waiting, measured, strict=True)
         ]
+
+    def _explain_all(self, pixels: Tensor, known: list[dict[str, Any]], check: bool) -> list[tuple[list[Case], float]]:
+        """The cases of each task, and the seconds per image; methods that share a trace go together."""
+        target = torch.tensor([one["target"] for one in known])
+        groups: dict[Any, list[int]] = {}
+        for place, task in enumerate(self.tasks):
+            wish = task.method.wish() if self.common else None
+            groups.setdefault(wish.kind if wish and wish.kind in self.common else place, []).append(place)
+        found: dict[int, tuple[list[Case], float]] = {}
+        for kind, places in groups.items():
+            with shared(self.common.get(kind), self.view, pixels, target) as trace:
+                for place in places:
+                    cases, seconds = self._explain(self.tasks[place].method, pixels, known)
+                    if check:
+                        self._check(_of_maps(self.tasks[place]), cases)
+                    found[place] = cases, seconds + (trace.taken() / len(known) if trace else 0)
+        return [found[place] for place in range(len(self.tasks))]
 
     def _explain(self, method: Method, pixels: Tensor, known: list[dict[str, Any]]) -> tuple[list[Case], float]:
         begin = time.perf_counter()
@@ -224,6 +243,18 @@ class Work:
                     f"{metric.info.name} needs {lacking[0]}, which none of the first {len(cases)} images offers: leave "
                     "the metric out, or use data (or a model) that has it."
                 )
+
+
+def _of_maps(task: Task) -> list[MapMetric]:
+    return [one for one in task.metrics if isinstance(one, MapMetric)]
+
+
+def common_wishes(methods: Sequence[Method]) -> dict[Kind, Wish]:
+    """The traces that several of these methods can share."""
+    wishes = [(one.model, one.wish()) for one in methods]
+    return united(
+        wish for model, wish in wishes if wish is not None and isinstance(model, ViT) and fits(wish, model.num_layers)
+    )
 
 
 def open_examples(data: Any, images: int | None, seed: int) -> DataSet:

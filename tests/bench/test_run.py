@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import vitrail
 from vitrail import VitrailError
 from vitrail.bench import run as running
+from vitrail.bench.cluster import Shelf
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import run
 from vitrail.bench.store import Store
@@ -112,6 +113,18 @@ def _go(chosen: Plan, out: Path, view: vitrail.models.view.View) -> None:
     running.EVERY = 0.0
     run(chosen, out, load=lambda spec: view)
     os._exit(0)
+
+
+def test_what_is_missing_is_traced_as_if_all_were(tmp_path: Path) -> None:
+    """Methods share traces, whose last digits depend on what is kept: on the plan, never on what is done already."""
+    chosen = plan(methods=["vtranm", "gen_att", "raw_attention"], metrics=["sparseness"], batch_size=4)
+    run(chosen, tmp_path / "whole")
+    whole, view, found = table(tmp_path / "whole"), vitrail.load("scenes"), Shelf()
+    done = set(whole["key"][whole["method"] != "raw_attention"])
+    data = running.open_plan_data(chosen)
+    running.ModelRun(chosen, "scenes", view, data, found, running.Outcome()).go(None, done)
+    rows = pd.DataFrame(found.rows).sort_values(COLUMNS).reset_index(drop=True)
+    same(rows, whole[whole["method"] == "raw_attention"].reset_index(drop=True), exactly=True)
 
 
 def test_a_changed_plan_computes_the_difference(tmp_path: Path) -> None:

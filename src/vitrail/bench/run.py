@@ -30,6 +30,7 @@ from vitrail.evaluating import (
     Work,
     build_methods,
     build_metrics,
+    common_wishes,
     explained_classes,
     open_examples,
 )
@@ -141,6 +142,8 @@ class ModelRun:
         self.remap = class_map(view, self.data)
         self.explained = explained_classes(plan.target, plan.protocol)
         self.methods = dict(zip(plan.methods, build_methods(view, plan.methods), strict=True))
+        # of the plan, not of what is missing: a run that was stopped goes on with the same traces
+        self.common = common_wishes(list(self.methods.values()))
         self.metrics = dict(zip(plan.metrics, build_metrics(plan.metrics, plan.protocol), strict=True))
         about = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
         self.model_hash = _hash(view.fingerprint(), about)
@@ -212,12 +215,13 @@ class ModelRun:
             self.pictures += [self._picture(example) for example, _ in group]
 
     def _findings(
-        self, examples: list[Example], wanted: dict[str, list[str]], kind: Explained
+        self, examples: list[Example], wanted: dict[str, list[str]], kind: Explained, share: bool = True
     ) -> Iterator[Finding | Failure]:
         """What is found; what fails is tried image by image, method by method, metric by metric, then given up."""
         tasks = [Task(self.methods[method], [self.metrics[m] for m in metrics]) for method, metrics in wanted.items()]
         try:
-            yield from list(Work(self.view, tasks, (kind,), self.remap).measure(examples))
+            common = self.common if share else {}
+            yield from list(Work(self.view, tasks, (kind,), self.remap, common).measure(examples))
             return
         except (VitrailError, torch.OutOfMemoryError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, VitrailError) else str(error)
@@ -226,12 +230,14 @@ class ModelRun:
                 yield from self._findings([example], wanted, kind)
         elif len(wanted) > 1:
             for method, metrics in wanted.items():
-                yield from self._findings(examples, {method: metrics}, kind)
+                yield from self._findings(examples, {method: metrics}, kind, share=False)
+        elif share and self.common:
+            yield from self._findings(examples, wanted, kind, share=False)
         else:
             ((method, metrics),) = wanted.items()
             if len(metrics) > 1:
                 for metric in metrics:
-                    yield from self._findings(examples, {method: [metric]}, kind)
+                    yield from self._findings(examples, {method: [metric]}, kind, share=False)
             else:
                 yield Failure(examples[0], method, metrics[0], kind, reason)
 

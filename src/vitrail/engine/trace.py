@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.engine.ops import Walk
 from vitrail.engine.rules import Plain, get_rule
+from vitrail.engine.sharing import Wish, current
 from vitrail.errors import VitrailError
 from vitrail.models.parts import converted
 
@@ -84,19 +85,33 @@ def trace(
     unknown = set(keep) - KEEPABLE
     if unknown:
         raise VitrailError(f"cannot keep {sorted(unknown)} in a trace: expected some of {sorted(KEEPABLE)}.")
+    depth = model.num_layers
+    wish = Wish(frozenset(keep), frozenset(range(depth) if layers is None else layers), rule, output, precise)
+    if not fits(wish, depth):
+        told = sorted(wish.layers)
+        raise VitrailError(f"layers {told} do not fit a model with {depth} blocks: expected 0…{depth}.")
+    batch = current()
+    if batch is not None and batch.answers(wish, model, images, target, against):
+        return batch.found(lambda whole: _make(whole, model, images, target, None))
+    return _make(wish, model, images, target, against)
+
+
+def fits(wish: Wish, depth: int) -> bool:
+    """Whether a model with so many blocks has the layers."""
+    return bool(wish.layers) and wish.layers <= set(range(depth + 1))
+
+
+def _make(wish: Wish, model: ViT, images: Tensor, target: Tensor | None, against: Tensor | None) -> Trace:
     parts, pixels = model.architecture(), model.check_images(images.detach().clone())
-    if precise and images.device.type != "mps":
+    if wish.precise and images.device.type != "mps":
         parts, pixels = converted(parts, torch.float64), pixels.double()
-    depth = len(parts.blocks)
-    wanted = set(range(depth) if layers is None else layers)
-    if not wanted or not wanted <= set(range(depth + 1)):
-        raise VitrailError(f"layers {sorted(wanted)} do not fit a model with {depth} blocks: expected 0…{depth}.")
-    recorder = _Recorder(set(keep), wanted, depth, parts.embedding.prefix.shape[0])
+    rule = get_rule(wish.rule) if isinstance(wish.rule, str) else wish.rule
+    recorder = _Recorder(wish.keep, wish.layers, len(parts.blocks), parts.embedding.prefix.shape[0])
     with torch.inference_mode(False), torch.set_grad_enabled(recorder.backward):
         with torch.no_grad():
             x = Walk(parts).embed(pixels)
-        logits = Walk(parts, get_rule(rule) if isinstance(rule, str) else rule, recorder).encode(x)
-        y = model.score(logits, target, against, output)
+        logits = Walk(parts, rule, recorder).encode(x)
+        y = model.score(logits, target, against, wish.output)
         return recorder.finish(logits.detach(), y)
 
 
@@ -120,7 +135,7 @@ def pixel_gradient(
 class _Recorder:
     """Stores what was asked for, cuts the graph below the lowest layer, taps the biases."""
 
-    def __init__(self, keep: set[str], layers: set[int], depth: int, prefix: int):
+    def __init__(self, keep: frozenset[str], layers: frozenset[int], depth: int, prefix: int):
         self.keep, self.layers, self.depth, self.prefix = keep, layers, depth, prefix
         self.names = (keep & VALUES) | {GRADIENTS[name] for name in keep & set(GRADIENTS)}
         self.backward = bool(keep & set(GRADIENTS)) or "bias" in keep

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor
 
+from vitrail.engine.sharing import Wish
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method, TokenMethod
 from vitrail.methods.layerwise import LayerMap, Layerwise, check_layers
@@ -60,6 +61,13 @@ class Aggregation(TokenMethod):
                 f'protocol="authors" is {self.base_class.info.name} as released, without .{self.suffix}.'
             )
 
+    def wish(self) -> Wish | None:
+        return self.base.wish_for(self.traced())
+
+    def traced(self) -> range:
+        """The layers that the trace has."""
+        return self.base.all_layers(self.start())
+
     def first_layer(self) -> int:
         """Where the aggregation starts if ``start_layer`` is not given."""
         return 0
@@ -75,7 +83,7 @@ class Plus(Aggregation):
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers)
-        return self.base.sum_over(self.base.all_layers(self.start()), images, target, against)
+        return self.base.sum_over(self.traced(), images, target, against)
 
 
 class SkipPlus(Plus):
@@ -95,9 +103,12 @@ class RolloutOf(Aggregation):
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         assert isinstance(self.base, LayerMap)
-        layers = check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers)
+        layers = check_layers(self.traced(), self.vit.num_layers)
         found = self.base.trace(images, target, against, layers)
         return Attribution(self.on_grid(self.base.rollout(found, layers.start)))
+
+    def traced(self) -> range:
+        return range(self.start(), self.vit.num_layers)
 
 
 AGGREGATORS: dict[str, type[Aggregation]] = {cls.suffix: cls for cls in (Plus, SkipPlus, RolloutOf)}

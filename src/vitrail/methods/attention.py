@@ -53,21 +53,24 @@ class Rollout(LayerMap):
     no_aggregation: ClassVar[str] = "Rollout is an aggregation itself (raw_attention.rollout)"
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        start = self.start_layer if self.start_layer is not None else int(self.protocol == "authors")
-        layers = check_layers(range(start, self.vit.num_layers), self.vit.num_layers)
+        layers = check_layers(self.traced(), self.vit.num_layers)
         found = self.trace(images, target, against, layers)
         if self.protocol != "tis":
-            return Attribution(self.on_grid(self.rollout(found, start)))
+            return Attribution(self.on_grid(self.rollout(found, layers.start)))
         if not found.num_prefix:
             raise VitrailError(f'protocol="tis" reads the class token, which {self.model.name} does not have.')
         row = readout_row(found, "cls", self.model.name)
-        for layer in reversed(range(start, found.num_layers)):
+        for layer in reversed(layers):
             matrix = self.layer_map(found, layer)
             matrix = (matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)) / 2
             row = (row[:, None] @ (matrix / matrix.sum(-1)[:, None, :]))[:, 0]  # column j by the sum of row j
         patches = self.on_grid(row)
         peak = patches.amax((1, 2), keepdim=True)
         return Attribution(patches / torch.where(peak == 0, torch.ones_like(peak), peak))
+
+    def traced(self) -> range:
+        start = self.start_layer if self.start_layer is not None else int(self.protocol == "authors")
+        return range(start, self.vit.num_layers)
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         maps = trace["A"][layer]

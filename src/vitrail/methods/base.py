@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.engine.sharing import Wish
 from vitrail.errors import VitrailError
 from vitrail.methods.parameters import check_parameters
 from vitrail.models.view import View
@@ -93,6 +94,10 @@ class Method:
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         """The map of each image of a checked batch; ``target`` (B,)."""
         raise NotImplementedError
+
+    def wish(self) -> Wish | None:
+        """The trace that this method will ask for, so that methods of one kind can share one; None = none to share."""
+        return None
 
     def passes(self) -> tuple[float, float]:
         """Forward and backward passes per image with these parameters; the info has those of the defaults."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from vitrail.engine.sharing import Wish
 from vitrail.engine.trace import Trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
@@ -15,6 +16,7 @@ from vitrail.methods.layerwise import Layerwise, Output, Rule, check_layers
 from vitrail.methods.registry import method
 from vitrail.models.hierarchical import Hierarchical
 from vitrail.models.view import View
+from vitrail.models.vit import ViT
 
 Protocol = Literal["default", "authors", "skipplus"]
 PROTOCOLS = ("default", "authors", "skipplus")
@@ -51,6 +53,9 @@ class Cam(Layerwise):
         layer = -1 if self.layer is None else self.layer
         layer = layer if layer >= 0 else self.vit.num_layers + layer
         return range(layer, layer + 1)
+
+    def wish(self) -> Wish | None:
+        return super().wish() if isinstance(self.model, ViT) and self.protocol != "authors" else None
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         context = slice(None) if self.protocol == "skipplus" else slice(trace.num_prefix, None)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from vitrail.engine.sharing import Wish
 from vitrail.engine.trace import Trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
@@ -118,9 +119,8 @@ class AttentionIxG(GradientMethod):
         pairing = self.pairing or ("output" if self.protocol == "skipplus" else "input")
         return int(pairing == "output")
 
-    def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: Iterable[int]) -> Trace:
-        wanted = set(layers) | {layer + self.shift for layer in layers}
-        return super().trace(images, target, against, sorted(wanted))
+    def wish_for(self, layers: Iterable[int]) -> Wish:
+        return super().wish_for(sorted(set(layers) | {layer + self.shift for layer in layers}))
 
     def cancels(self, layers: Iterable[int]) -> bool:
         """As ``input_x_gradient``; the layers are those whose attention or stream is read."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.engine.sharing import Wish
 from vitrail.engine.trace import Trace, trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, TokenMethod
@@ -23,18 +24,31 @@ Output = Literal["logit", "probability"]
 class Layerwise(TokenMethod):
     """A trace and, per layer, a score for every token.
 
-    Subclasses say what the trace must ``keep`` and how ``scores`` reads it; ``layers`` are those of the bare method.
+    Subclasses say what the trace must ``keep`` and how ``scores`` reads it; ``layers`` are those of the bare method,
+    ``traced`` those that its trace has, where they are others.
     """
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus")
 
     def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: Iterable[int]) -> Trace:
-        rule, output = getattr(self, "rule", "plain"), getattr(self, "output", "logit")
+        wish = self.wish_for(layers)
         return trace(
-            self.vit, images, target, against=against, rule=rule, output=output, keep=self.keep, layers=layers,
-            precise=self.cancels(layers),
+            self.vit, images, target, against=against, rule=wish.rule, output=wish.output, keep=wish.keep,
+            layers=wish.layers, precise=wish.precise,
         )  # fmt: skip
+
+    def wish(self) -> Wish | None:
+        return self.wish_for(self.traced())
+
+    def wish_for(self, layers: Iterable[int]) -> Wish:
+        """The trace with these layers."""
+        rule, output = getattr(self, "rule", "plain"), getattr(self, "output", "logit")
+        return Wish(self.keep, frozenset(layers), rule, output, self.cancels(layers))
+
+    def traced(self) -> Iterable[int]:
+        """The layers that ``run`` traces."""
+        return self.layers()
 
     def cancels(self, layers: Iterable[int]) -> bool:
         """Whether sums all but cancel at these layers, so that only a trace in double precision tells what is left."""
@@ -138,9 +152,12 @@ class OwnRollout(LayerMap):
     start_layer: int = 0
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        layers = check_layers(range(self.start_layer, self.vit.num_layers), self.vit.num_layers)
+        layers = check_layers(self.traced(), self.vit.num_layers)
         found = self.trace(images, target, against, layers)
-        return Attribution(self.on_grid(self.rollout(found, self.start_layer)))
+        return Attribution(self.on_grid(self.rollout(found, layers.start)))
+
+    def traced(self) -> range:
+        return range(self.start_layer, self.vit.num_layers)
 
 
 def readout_row(trace: Trace, readout: str, name: str) -> Tensor:

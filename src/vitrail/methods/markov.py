@@ -43,13 +43,18 @@ class Integrated(LayerMap):
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         if self.steps < 1:
             raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
-        depth = self.vit.num_layers
-        published = min(self.published_start, depth - 1) if self.protocol == "authors" else 0
-        start = published if self.start_layer is None else self.start_layer
-        layers = check_layers(range(start, depth), depth)
-        found = self.trace(images, target, against, [*layers, depth] if self.pools_by_attention else layers)
+        start = check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers).start
+        found = self.trace(images, target, against, self.traced())
         weight = self.integrated_gradient(images, target, against)
         return Attribution(self.on_grid(self.state(found, start) * weight))
+
+    def start(self) -> int:
+        """The first block used."""
+        published = min(self.published_start, self.vit.num_layers - 1) if self.protocol == "authors" else 0
+        return published if self.start_layer is None else self.start_layer
+
+    def traced(self) -> range:
+        return range(self.start(), self.vit.num_layers + self.pools_by_attention)
 
     def integrated_gradient(self, images: Tensor, target: Tensor, against: Tensor | None) -> Tensor:
         """(B, n): the read-out row of mean_h of the positive part of the step-averaged gradient."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -20,7 +20,6 @@ from vitrail.methods.layerwise import (
     Output,
     OwnRollout,
     Rule,
-    check_layers,
     on_tokens,
     readout_row,
 )
@@ -122,17 +121,15 @@ class TransAtt(Relevance, OwnRollout):
     keep: ClassVar[frozenset[str]] = frozenset({"G"})
     mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "add"
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+    def traced(self) -> range:
         start = int(self.protocol == "authors") if self.start_layer is None else self.start_layer
-        layers = check_layers(range(start, self.vit.num_layers), self.vit.num_layers)
-        return Attribution(self.on_grid(self.rollout(self.trace(images, target, against, layers), start)))
+        return range(start, self.vit.num_layers)
 
     def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: Iterable[int]) -> Trace:
         wanted = list(layers)
         found = super().trace(images, target, against, wanted)
         relevance = trace(self.vit, images, target, against=against, rule=AlphaBeta(), keep={"G"}, layers=wanted)
-        found.kept["R"] = relevance["G"]
-        return found
+        return replace(found, kept={**found.kept, "R": relevance["G"]})
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         return (trace["G"][layer] * trace["R"][layer]).clamp(min=0).mean(1)

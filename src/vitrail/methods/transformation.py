@@ -55,7 +55,7 @@ class VTranM(LayerMap):
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         depth = self.vit.num_layers if self.aggregate else 1
-        found = self.trace(images, target, against, [*range(depth), self.vit.num_layers])
+        found = self.trace(images, target, against, self.traced())
         row = self.first_row(found)
         for layer in reversed(range(depth)):
             if self.aggregate:
@@ -64,6 +64,10 @@ class VTranM(LayerMap):
         if self.length:
             row = row * found["x"][0].norm(dim=-1)  # C⁰ = diag ‖x_0‖
         return Attribution(self.on_grid(row))
+
+    def traced(self) -> list[int]:
+        depth = self.vit.num_layers
+        return [*range(depth if self.aggregate else 1), depth]
 
     def first_row(self, trace: Trace) -> Tensor:
         """What the head reads; an attention pool is one more weighted attention, without an identity."""
