@@ -81,14 +81,14 @@ def two_objects() -> list[Scene]:
     return list(Scenes(SCENES, seed=77, objects=2))
 
 
-def pointing(method: str) -> float:
+def pointing(method: str, scenes: list[Scene] | None = None, **params: object) -> float:
     """How often the top patch for a class overlaps the mask of that class's object, over two-object scenes."""
-    view, scenes, hits = vitrail.load("scenes"), two_objects(), []
-    chosen = build_method(method, view)
+    view, scenes, hits = vitrail.load("scenes"), scenes or two_objects(), []
+    chosen = build_method(method, view, **params)
     images = pixels(view, scenes)
     for which in (0, 1):
         targets = [scene.objects[which].label for scene in scenes]
-        maps = torch.cat([chosen.attribute(images[i : i + 50], targets[i : i + 50]) for i in range(0, SCENES, 50)])
+        maps = torch.cat([chosen.attribute(images[i : i + 50], targets[i : i + 50]) for i in range(0, len(scenes), 50)])
         hits += [overlaps(m, scene.objects[which].mask) for m, scene in zip(maps, scenes, strict=True)]
     return float(np.mean(hits))
 
@@ -100,6 +100,10 @@ def overlaps(values: torch.Tensor, mask: np.ndarray) -> float:
 
 def test_decompx_skipplus_points_into_the_object_of_its_class() -> None:
     assert pointing("decompx.skipplus") > 0.9
+
+
+def test_tis_points_into_the_object_of_its_class() -> None:
+    assert pointing("tis", two_objects()[:30], masks=64) > 0.85
 
 
 def test_what_ignores_the_class_cannot_point() -> None:
