@@ -40,8 +40,12 @@ def test_one_row_per_image_method_and_metric(view) -> None:
         "target",
         "explained",
         "seconds",
+        "ties",
         "curve",
     ]
+    ordered = rows["metric"] != "discriminativity"
+    assert rows[ordered]["ties"].between(0, 1).all()
+    assert rows[~ordered]["ties"].isna().all(), "shares of mass need no order"
     assert len(rows) == len(examples) * 2 * len(QUICK)
     assert set(rows["image"]) == set(examples)
     assert set(rows["metric"]) == set(QUICK)
@@ -73,18 +77,27 @@ def test_values_are_those_of_measure(view) -> None:
 
 
 def test_papers_say_which_class_is_explained(view) -> None:
-    columns = {}
+    asked = {"tis": "sparseness", "skipplus": "token_insertion_aopc", "vtranm": "aopc(steps=2)"}
     for protocol, expected in (("tis", {"label"}), ("skipplus", {"label"}), ("vtranm", {"predicted", "label"})):
-        metric = {"tis": "sparseness", "skipplus": "token_insertion_aopc", "vtranm": "positive_auc(steps=4)"}[protocol]
-        rows = vitrail.evaluate(view, "scenes:2", "raw_attention", metric, protocol=protocol)
+        rows = vitrail.evaluate(view, "scenes:2", "raw_attention", asked[protocol], protocol=protocol)
         assert set(rows["explained"]) == expected
         assert rows["metric"].str.contains(f"protocol={protocol}").all()
-        columns[protocol] = rows
-    pairs = columns["vtranm"].pivot_table(index="image", columns="explained", values="value")
-    assert np.allclose(pairs["predicted"], pairs["label"]), "a map that is the same for all classes has equal columns"
     assert set(vitrail.evaluate(view, "scenes:1", "raw_attention", "sparseness")["explained"]) == {"predicted"}
-    with pytest.raises(VitrailError, match="none of these metrics has the protocol"):
-        vitrail.evaluate(view, "scenes:1", "raw_attention", "completeness", protocol="tis")
+    rows = vitrail.evaluate(view, "scenes:1", "raw_attention", "mean_iou", protocol="tis")
+    assert set(rows["explained"]) == {"label"}, (
+        "the paper says which class, also where a metric has no conventions of it"
+    )
+    with pytest.raises(VitrailError, match="no protocol 'tiss': expected default, tis"):
+        vitrail.evaluate(view, "scenes:1", "raw_attention", "sparseness", protocol="tiss")
+
+
+def test_maps_that_ignore_the_class_have_equal_columns_and_others_do_not(view) -> None:
+    """The accuracy while pixels vanish asks for the true class: only the map can make a difference."""
+    rows = vitrail.evaluate(view, "scenes:12@3", "raw_attention, gen_att", "positive_auc", protocol="vtranm")
+    wide = rows.pivot_table(index=["method", "image"], columns="explained", values="value")
+    same, other = wide.loc["raw_attention"], wide.loc["gen_att"]
+    assert np.array_equal(same["predicted"], same["label"])
+    assert not np.allclose(other["predicted"], other["label"])
 
 
 def test_broken_images_are_counted_or_fatal(view, tmp_path: Path) -> None:
@@ -146,6 +159,9 @@ def test_classes_are_matched_by_name(view) -> None:
     assert [class_map(view, few)(i) for i in (0, 1)] == [3, 1]
     assert class_map(view, InMemory([(picture, 0)], labels=names[::-1]))(0) == len(names) - 1
     assert class_map(view, InMemory([(picture, 0)], labels=[f"n{i}" for i in range(len(names))]))(4) == 4
+    for label in (-1, 2, 99):
+        with pytest.raises(VitrailError, match=f"a label {label}, but only the classes 0…1"):
+            class_map(view, few)(label)
     with pytest.raises(VitrailError, match="names do not match"):
         class_map(view, InMemory([(picture, 0)], labels=["zebra", "elephant"]))
 
@@ -192,6 +208,18 @@ def test_command_line_scores_what_it_draws(tmp_path: Path) -> None:
     again = vitrail.open(tmp_path / "out" / "scene.decompx.skipplus.json")
     assert again.scores == found["scores"]
     assert again.score() == pytest.approx(found["scores"])
+
+
+def test_command_line_prints_the_scores(tmp_path: Path) -> None:
+    Image.fromarray(Scenes(1, seed=3)[0].image).save(tmp_path / "scene.png")
+    told = CliRunner().invoke(
+        app, ["explain", str(tmp_path / "scene.png"), "-m", "scenes", "--score", "--out", str(tmp_path / "out")]
+    )
+    assert told.exit_code == 0, told.output
+    scores = vitrail.open(tmp_path / "out" / "scene.decompx.skipplus.json").scores
+    for name, arrow in (("insertion", "↑"), ("deletion", "↓")):
+        assert f"{name} {scores[name]:.3f} {arrow}" in " ".join(told.output.split())
+    assert not list((tmp_path / "out").glob("*.curves.png"))
 
 
 def test_explanations_of_tensors_are_scored_too(view) -> None:

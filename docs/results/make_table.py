@@ -166,6 +166,7 @@ def facts(options: argparse.Namespace, spent: float, rows: pd.DataFrame) -> list
     """What was run, when and where; of paths only the last part."""
     words = [word if not Path(word).exists() else Path(word).name for word in sys.argv[1:]]
     words = [re.sub(r"^(\w+):.*/([^/]+)$", r"\1:\2", word) for word in words]
+    words = [word if re.fullmatch(r"[\w.,:/=+-]+", word) else f'"{word}"' for word in words]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "timm", "captum", "torchmetrics"))
     return [

@@ -38,6 +38,8 @@ EXPLAINED: dict[str, tuple[Explained, ...]] = {
     "tis": ("label",),
     "skipplus": ("label",),
     "vtranm": ("predicted", "label"),
+    "vit_cx": ("predicted",),
+    "rise": ("predicted",),
 }
 
 
@@ -64,16 +66,17 @@ def evaluate(
             model's default method.
         metrics: likewise; None = insertion and deletion.
         target: the class that is explained and scored, "predicted" (the default) or "label".
-        protocol: a paper, for all metrics that know it; it also says which class is explained.
+        protocol: a paper ("tis", "vit_cx", "vtranm", "skipplus", "rise"), for all metrics that know it; it also says
+            which class is explained. A metric with a protocol of its own, "insertion(protocol=tis)", does not say that.
         images: so many images, drawn by ``seed``; None = all.
         batch_size: images at a time; None = by device.
         curves: adds a column with the curves.
         strict: a broken image is an error; otherwise it is left out, counted and told.
 
-    The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained and
-    seconds (of the explanation; a trace that methods share counts for each), and parts where the value of a data set is
-    made of more than values; ``summarise`` makes means and intervals of them. What was left out is in
-    ``attrs["skipped"]``.
+    The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained, seconds
+    (of the explanation; a trace that methods share counts for each), ties (the share of cells whose order the seed had
+    to draw), and parts where the value of a data set is made of more than values; ``summarise`` makes means and
+    intervals of them. What was left out is in ``attrs["skipped"]``.
     """
     import pandas as pd
 
@@ -133,6 +136,7 @@ class Finding:
                 "target": self.target,
                 "explained": self.explained,
                 "seconds": self.seconds,
+                "ties": scored.extras.get("ties", float("nan")),
                 "curve": scored.curve,
                 "parts": scored.parts,
             }
@@ -309,7 +313,9 @@ def build_metrics(metrics: Sequence[Called | Metric] | str | None, protocol: str
     asked = (
         ("insertion", "deletion") if metrics is None else split_list(metrics) if isinstance(metrics, str) else metrics
     )
-    built, known = [], False
+    if protocol is not None and protocol not in ("default", *EXPLAINED):
+        raise VitrailError(f"there is no protocol {protocol!r}: expected default, {', '.join(EXPLAINED)}.")
+    built = []
     for one in asked:
         if isinstance(one, Metric):
             built.append(one)
@@ -318,12 +324,7 @@ def build_metrics(metrics: Sequence[Called | Metric] | str | None, protocol: str
         metric = build_metric(name, **params)
         if protocol in metric.info.protocols and "protocol" not in params and protocol != "default":
             metric = build_metric(name, protocol=protocol, **params)
-        known |= protocol in metric.info.protocols
         built.append(metric)
-    if protocol is not None and not known:
-        raise VitrailError(
-            f"none of these metrics has the protocol {protocol!r}; `vitrail metrics` lists what each knows."
-        )
     return built
 
 

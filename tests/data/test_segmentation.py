@@ -46,6 +46,14 @@ def test_imagenet_s_numbers_beyond_one_byte(tmp_path):
     assert data[0].label == 0
 
 
+def test_imagenet_s_300(tmp_path):
+    numbers = np.array([[300, 300, 7], [1000, 300, 0]])
+    root = imagenet_s(tmp_path, {f"{TENCH}/a": numbers}, size=300)
+    data = ImageNetS(root, size=300)
+    assert [item.label for item in data[0].objects] == [293, 0]
+    assert len(ImageNetS(root, size=300, classes="own").labels) == 300
+
+
 def test_imagenet_s_errors(tmp_path):
     root = imagenet_s(tmp_path / "s", {f"{TENCH}/a": NUMBERS, f"{TENCH}/b": [[51]]})
     data = ImageNetS(root, size=50)

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.helpers import DOUBLE, assert_same_state, state_of
@@ -110,6 +111,8 @@ REFUSED: list[tuple[str, dict[str, Callable[[], Any]], str]] = [
     ("discriminativity", {"others": lambda: torch.ones(3, *SIZE)}, "3 others"),
     ("segmentation_ap", {"ignore": lambda: torch.ones(2, 3, 5, dtype=torch.bool)}, r"ignore has shape \(3, 5\)"),
     ("mean_iou", {"masks": lambda: torch.rand(2, *SIZE)}, "masks must be true or false"),
+    ("mean_iou", {"masks": lambda: np.ones((2, *SIZE), dtype=bool)}, "masks must be a tensor, but got ndarray"),
+    ("mean_iou", {"masks": lambda: torch.full((2, *SIZE), 3)}, "masks must be true or false .* torch.int64 values"),
     ("box_localization", {"boxes": lambda: [[(0, 0, 2, 2)]]}, "2 images were given with 1 boxes"),
 ]
 
@@ -128,7 +131,7 @@ def test_what_does_not_fit_is_refused(name: str, changes: dict[str, Callable[[],
         ("discriminativity", ("others",), "needs objects of two classes"),
         ("discriminativity", ("masks", "boxes"), "needs objects of two classes"),
         ("box_localization", ("boxes",), "needs boxes"),
-        *((n, ("method",), "explains again: give it the method=") for n in ("max_sensitivity", "infidelity")),
+        ("max_sensitivity", ("method",), "explains again: give it the method="),
         ("model_randomization", ("method",), "explains again: give it the method="),
         ("completeness", (), "needs a method that promises to be complete"),
     ],
@@ -175,6 +178,9 @@ def test_a_name_that_is_none_gets_a_hint() -> None:
         ("max_sensitivity", {"samples": 0}, "samples must be at least 1, but got 0"),
         ("infidelity", {"samples": -1}, "samples must be at least 1"),
         ("infidelity", {"normalize": 1}, "normalize must be true or false"),
+        ("infidelity", {"sigma": 0.0}, "sigma must be above 0"),
+        ("pointing_game", {"max_area": -1.0}, "max_area must be above 0"),
+        ("box_localization", {"iou": 7.0}, "iou must be above 0 and at most 1"),
         ("model_randomization", {"way": "up"}, "way must be 'cascading' or 'independent'"),
         ("model_randomization", {"reading": "hog"}, "reading must be 'rank' or 'ssim'"),
     ],
@@ -237,7 +243,7 @@ MISUSED: list[tuple[str, str, dict[str, Callable[[], Any]], str]] = [
     ("a method by name", "model_randomization", {"method": lambda: "gen_att"}, r"give it the method= \(an object\)"),
     (
         "another's method",
-        "infidelity",
+        "max_sensitivity",
         {"method": lambda: build_method("gen_att", bench("multi_label").view)},
         "explains another model",
     ),
@@ -252,6 +258,22 @@ MISUSED: list[tuple[str, str, dict[str, Callable[[], Any]], str]] = [
 def test_misuse_is_told(name: str, changes: dict[str, Callable[[], Any]], told: str) -> None:
     with pytest.raises(VitrailError, match=told):
         attempt(name, **{key: make() for key, make in changes.items()})
+
+
+def test_a_box_is_cut_at_the_border_of_the_input() -> None:
+    maps = torch.zeros(2, *SIZE, dtype=DOUBLE)
+    maps[:, :10, :10] = 1
+    for box in ((-10.0, -10.0, 10.0, 10.0), (0.0, 0.0, 10.0, 10.0)):
+        found = attempt("box_localization", maps=maps, boxes=[[box]] * 2, iou=1.0)
+        assert [one.value for one in found] == [1, 1]
+    half = attempt("box_localization", maps=maps, boxes=[[(-9.0, -9.0, -1.0, -1.0)], [(0.0, 0.0, 10.0, 10.0)]])
+    assert math.isnan(half[0].value), "nothing of the box is in the picture"
+    assert half[1].value == 1
+
+
+def test_a_picture_of_unknown_pixels_has_no_precision() -> None:
+    found = attempt("segmentation_ap", ignore=torch.ones(2, *SIZE, dtype=torch.bool))
+    assert all(math.isnan(one.value) for one in found)
 
 
 def test_a_box_of_three_numbers_is_told() -> None:

@@ -20,6 +20,7 @@ from vitrail.methods.registry import build_method, list_methods
 from vitrail.metrics import Scored, build_metric, list_metrics, measure
 from vitrail.metrics.base import asked_all
 from vitrail.metrics.curves import _drawn, ranks
+from vitrail.metrics.enlarging import enlarged
 
 SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "one_output", "timm_swin"]
 CURVES = [name for name, info in list_metrics().items() if info.family in ("perturbation", "token masking")]
@@ -75,6 +76,17 @@ def test_a_constant_map_is_measured_in_drawn_order(name: str) -> None:
             assert all(one.extras["ties"] == 1 for one in found)
             plain = points(of, way, order.view(1, *of.size).repeat(2, 1, 1), steps=5, seed=0)
             assert np.abs(np.array([one.curve for one in found]) - plain).max() < CLOSE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_equal_patches_stay_equal_when_enlarged(dtype: torch.dtype) -> None:
+    """0.1 has no exact binary form: weights that sum to one would part what is equal."""
+    for grid, size in (((8, 8), (64, 64)), ((3, 5), (24, 40)), ((7, 7), (30, 31)), ((1, 4), (8, 32))):
+        assert enlarged(torch.full(grid, 0.1, dtype=dtype), size).unique().tolist() == [torch.tensor(0.1, dtype=dtype)]
+    halves = torch.tensor([[0.1, 0.1, 0.7], [0.1, 0.1, 0.7]], dtype=dtype)
+    large = enlarged(halves, (20, 30))
+    assert (large[:, :15] == halves[0, 0]).all()
+    assert (large[:, 25:] == halves[0, 2]).all()
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -222,3 +234,20 @@ def test_a_map_measured_twice_is_not_changed() -> None:
     assert torch.equal(maps, kept)
     assert torch.equal(images, seen)
     assert on_input(maps[0], of.size).shape == of.size
+
+
+def test_all_curves_of_an_image_are_asked_for_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = bench("timm_vit_gap")
+    rounds: list[list[int]] = []
+    score = vitrail.engine.scoring.score
+
+    def spy(requests: list[Any], chunks: Any = None) -> list[Tensor]:
+        rounds.append([request.count for request in requests])
+        return score(requests, chunks)
+
+    monkeypatch.setattr(vitrail.engine.scoring, "score", spy)
+    names = ("insertion", "deletion", "insertion_minus_deletion", "aopc", "log_odds", "positive_auc", "negative_auc")
+    metrics = [build_metric(name, steps=4) for name in names] + [build_metric("token_deletion_aopc")]
+    (found,) = together([asked_all(metrics, of.case(of.maps(["tokens"])[0]))])  # type: ignore[list-item]
+    assert [sorted(one) for one in rounds if one] == [[1] * 10 + [5] * 4], "insertion, deletion, two ways of removal"
+    assert len(found) == len(metrics)

@@ -40,16 +40,19 @@ def trapezoid(values: Sequence[float], positions: Sequence[float]) -> float:
 
 
 def bilinear(values: Any, size: tuple[int, int]) -> np.ndarray:
-    """Half-pixel centres: output i sits at (i + ½)·n/N − ½ of the input, clamped to [0, n − 1]."""
+    """Half-pixel centres: output i sits at (i + ½)·n/N − ½ of the input, clamped to [0, n − 1].
+
+    As first + share·(second − first): between equal values there is exactly that value, and ties stay ties.
+    """
     small = np.asarray(values, dtype=np.float64)
     result = np.empty(size)
     for row in range(size[0]):
         top, bottom, down = _between(row, small.shape[0], size[0])
         for column in range(size[1]):
             left, right, across = _between(column, small.shape[1], size[1])
-            upper = (1 - across) * small[top, left] + across * small[top, right]
-            lower = (1 - across) * small[bottom, left] + across * small[bottom, right]
-            result[row, column] = (1 - down) * upper + down * lower
+            before = small[top, left] + down * (small[bottom, left] - small[top, left])
+            after = small[top, right] + down * (small[bottom, right] - small[top, right])
+            result[row, column] = before + across * (after - before)
     return result
 
 

@@ -178,6 +178,18 @@ def together(jobs: Sequence[Asking[T]], chunks: list[int] | None = None) -> list
 
     ``chunks`` gets the sizes that were used.
     """
+    asking, answers = side_by_side(jobs), None
+    while True:
+        try:
+            asked = asking.send(answers)
+        except StopIteration as end:
+            found: list[T] = end.value
+            return found
+        answers = score(asked, chunks)
+
+
+def side_by_side(jobs: Sequence[Asking[T]]) -> Generator[list[Request], Any, list[T]]:
+    """Several generators of requests as one, which asks for all that they ask for at a time."""
     found: dict[int, T] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(jobs)))
     while answers:
@@ -188,7 +200,7 @@ def together(jobs: Sequence[Asking[T]], chunks: list[int] | None = None) -> list
             except StopIteration as end:
                 found[i] = end.value
         each = [one if isinstance(one, list) else [one] for one in asked.values()]
-        scores = iter(score([request for own in each for request in own], chunks))
+        scores = iter((yield [request for own in each for request in own]))
         answers = {
             i: list(islice(scores, len(one))) if isinstance(one, list) else next(scores) for i, one in asked.items()
         }

@@ -62,6 +62,16 @@ def painted(boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
     return inside
 
 
+def clipped(boxes: Sequence[Sequence[float]], size: tuple[int, int]) -> list[Box]:
+    """What of the boxes lies in a picture of (H, W); those of which nothing does are left out."""
+    found = []
+    for x0, y0, x1, y1 in map(check_box, boxes):
+        box = max(x0, 0.0), max(y0, 0.0), min(x1, float(size[1])), min(y1, float(size[0]))
+        if box[0] < box[2] and box[1] < box[3]:
+            found.append(box)
+    return found
+
+
 def check_box(box: Sequence[float]) -> Box:
     if len(box) != 4 or not (box[0] < box[2] and box[1] < box[3]):
         raise VitrailError(f"a box is (x0, y0, x1, y1) with x0 < x1 and y0 < y1, but got {tuple(box)}.")
@@ -85,4 +95,10 @@ def class_map(view: View, data: DataSet) -> Callable[[int], int]:
             f"{data.name} has {len(names)} classes and {view.name} has {view.num_classes}, whose names do not match "
             f"({error}) Give a model with the data set's classes, or its labels=."
         ) from None
-    return lambda label: indices[label]
+
+    def mapped(label: int) -> int:
+        if not 0 <= label < len(indices):
+            raise VitrailError(f"{data.name} has a label {label}, but only the classes 0…{len(indices) - 1}.")
+        return indices[label]
+
+    return mapped

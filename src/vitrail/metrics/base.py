@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.scoring import Asking
+from vitrail.engine.scoring import Asking, side_by_side
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.parameters import check_parameters
+from vitrail.metrics.enlarging import enlarged
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
@@ -46,7 +47,8 @@ class MetricInfo:
 class Scored:
     """What a metric found for one map: a value (NaN = it does not apply), the curve it is the area of, and ``parts``.
 
-    ``parts`` are the numbers from which the value of a whole data set is made, where that is not the mean of values.
+    ``parts`` are the numbers from which the value of a whole data set is made, where that is not the mean of values;
+    ``extras["ties"]`` is the share of cells among which only the seed decides, where a metric asks for their order.
     """
 
     value: float
@@ -78,7 +80,7 @@ class Case:
     others: Tensor | None = None
     ignore: Tensor | None = None
     extras: dict[str, float] = field(default_factory=dict)
-    known: dict[Any, Tensor] = field(default_factory=dict)  # answers that several metrics share
+    known: dict[Any, Tensor | None] = field(default_factory=dict)  # what metrics share; None = being asked for
 
     def __post_init__(self) -> None:
         if self.map.ndim != 2 or not self.map.numel() or not self.map.is_floating_point():
@@ -113,11 +115,11 @@ class Case:
         """The map at the size of the model input, bilinear."""
         if tuple(self.map.shape) == self.size:
             return self.map
-        return F.interpolate(self.map[None, None], size=self.size, mode="bilinear", align_corners=False)[0, 0]
+        return enlarged(self.map, self.size)
 
     @cached_property
     def ties(self) -> float:
-        """The share of cells whose value another cell has too, at the size of the model input."""
+        """The share of cells that have the value of another, at the size of the model input."""
         return tie_fraction(self.on_input)
 
     @cached_property
@@ -243,12 +245,22 @@ def build_metric(name: str, /, **params: Any) -> Metric:
     return cls(**params)
 
 
-def asked_all(metrics: Sequence[MapMetric], case: Case) -> Generator[Any, Any, list[Scored]]:
-    """Measures one case by several metrics, which share what the model answered."""
-    found = []
-    for one in metrics:
-        found.append(NOT_APPLICABLE if case.lacks(one.info.needs) else (yield from one.ask(case)))
+def asked_all(metrics: Sequence[MapMetric], case: Case) -> Asking[list[Scored]]:
+    """Measures one case by several metrics, which ask the model side by side and share its answers."""
+    fit = [i for i, one in enumerate(metrics) if not case.lacks(one.info.needs)]
+    scored = yield from side_by_side([metrics[i].ask(case) for i in fit])
     case.known.clear()
+    found = dict(zip(fit, scored, strict=True))
+    return [found.get(i, NOT_APPLICABLE) for i in range(len(metrics))]
+
+
+def once(case: Case, key: Any, asking: Callable[[], Asking[Tensor]]) -> Asking[Tensor]:
+    """The answer that metrics of a case share under a key: the first of them asks for it, the others wait."""
+    if key not in case.known:
+        case.known[key] = None
+        case.known[key] = yield from asking()
+    while (found := case.known[key]) is None:
+        yield []
     return found
 
 

@@ -60,6 +60,8 @@ class BoxLocalization(MapMetric):
         assert case.boxes
         if not 0 < self.threshold <= 1:
             raise VitrailError(f"threshold must be above 0 and at most 1, but got {self.threshold}.")
+        if not 0 < self.iou <= 1:
+            raise VitrailError(f"iou must be above 0 and at most 1, but got {self.iou}.")
         if self.kind == "top1" and case.label is None:
             raise VitrailError('kind="top1" needs the true class of every image: use kind="gt_known".')
         scaled = min_max(case.on_input.double()).cpu().numpy()

@@ -71,9 +71,10 @@ def pixel_curve(
     """
     start, end = (case.pixels, background) if way == "deletion" else (background, case.pixels)
     key = ("ranks", least_first, seed)
-    if key not in case.known:
-        case.known[key] = ranks(-case.on_input if least_first else case.on_input, seed)
-    place = case.known[key].view(1, 1, *case.size)
+    order = case.known.get(key)
+    if order is None:
+        order = case.known[key] = ranks(-case.on_input if least_first else case.on_input, seed)
+    place = order.view(1, 1, *case.size)
     taken = torch.tensor(counts, device=place.device)[:, None, None, None]
 
     def make(part: slice) -> Tensor:

@@ -22,6 +22,12 @@ def peak(values: Tensor, seed: int | None = 0) -> tuple[int, int]:
     return index // values.shape[1], index % values.shape[1]
 
 
+def peak_ties(values: Tensor) -> float:
+    """The share of cells that have the largest value, where it is not one alone."""
+    count = int((values == values.max()).sum())
+    return count / values.numel() if count > 1 else 0.0
+
+
 def points_into(values: Tensor, region: Tensor, tolerance: float = 0.0, seed: int | None = 0) -> bool:
     """Whether the largest value of (H, W) lies in the region, or at most ``tolerance`` pixels from it."""
     _same_size(values, region)
@@ -67,13 +73,15 @@ def mean_overlap(areas: Tensor) -> Tensor:
 
 def average_precision(scores: Tensor, truth: Tensor) -> float:
     """Area under the precision-recall steps; NaN without a positive."""
+    if not truth.any():
+        return float("nan")
     ordered, order = scores.flatten().sort(descending=True)
     hits = truth.flatten()[order].double().cumsum(0)
     ends = F.pad(ordered[1:] != ordered[:-1], (0, 1), value=True)  # cells of equal value come in together
     found = hits[ends]
     precision = found / (ends.nonzero()[:, 0] + 1)
     gained = found - F.pad(found[:-1], (1, 0))
-    return float((precision * gained).sum() / hits[-1])  # 0/0 is NaN
+    return float((precision * gained).sum() / hits[-1])
 
 
 def _same_size(values: Tensor, region: Tensor) -> None:
@@ -106,12 +114,15 @@ class PointingGame(MapMetric):
         assert case.region is not None
         if self.tolerance < 0:
             raise VitrailError(f"tolerance must be at least 0, but got {self.tolerance}.")
+        if not self.max_area > 0:
+            raise VitrailError(f"max_area must be above 0 (above 1: no image is left out), but got {self.max_area}.")
         published = self.protocol == "tis"
         region = _cut_short(case) if published and not case.from_masks else case.region
         if float(region.double().mean()) >= self.max_area:
             return NOT_APPLICABLE
         seed = None if published else self.seed
-        return Scored(float(points_into(case.on_input, region, self.tolerance, seed)))
+        hit = points_into(case.on_input, region, self.tolerance, seed)
+        return Scored(float(hit), extras={"ties": peak_ties(case.on_input)})
 
 
 def _cut_short(case: Case) -> Tensor:
@@ -228,7 +239,8 @@ class Discriminativity(MapMetric):
         assert case.region is not None
         assert case.others is not None
         if self.reading == "hit":
-            return Scored(float(points_into(case.on_input, case.region, seed=self.seed)))
+            hit = points_into(case.on_input, case.region, seed=self.seed)
+            return Scored(float(hit), extras={"ties": peak_ties(case.on_input)})
         weights = mass(case.on_input).double()
         own, other = float(weights[case.region].sum()), float(weights[case.others].sum())
         return Scored(own / (own + other) if own + other > 0 else 0.5)

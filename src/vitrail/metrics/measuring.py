@@ -12,7 +12,7 @@ from vitrail.engine.scoring import together
 from vitrail.errors import VitrailError
 from vitrail.explaining import as_view
 from vitrail.methods.base import Method, Targets, pick, predicted
-from vitrail.metrics.annotations import check_box, painted
+from vitrail.metrics.annotations import clipped, painted
 from vitrail.metrics.base import (
     Box,
     Case,
@@ -52,7 +52,8 @@ def measure(
         target: the explained class, one or one per image; None = the predicted one.
         label: the true class, where the metric wants it.
         masks: (B, H, W) bool at the size of the input: the objects of the explained class.
-        boxes: per image, instead of masks, their boxes (x0, y0, x1, y1) in pixels of the input.
+        boxes: per image, instead of masks, their boxes (x0, y0, x1, y1) in pixels of the input, outside of which they
+            are cut.
         others: (B, H, W) bool: objects of other classes.
         ignore: (B, H, W) bool: pixels of unknown class.
         method: the method that made the maps, for metrics that explain again.
@@ -93,6 +94,13 @@ def chosen_metric(metric: str | Metric, params: dict[str, Any]) -> Metric:
     return build_metric(name, **own, **params)
 
 
+def _check_mask(name: str, given: Any) -> None:
+    if not isinstance(given, Tensor):
+        raise VitrailError(f"{name} must be a tensor, but got {type(given).__name__}: use torch.as_tensor.")
+    if given.is_floating_point() or bool(((given != 0) & (given != 1)).any()):
+        raise VitrailError(f"{name} must be true or false for each pixel, but got {given.dtype} values: cut it first.")
+
+
 def _cases(
     view: View,
     images: Tensor,
@@ -113,8 +121,8 @@ def _cases(
     for name, given in (("maps", maps), ("masks", masks), ("boxes", boxes), ("others", others), ("ignore", ignore)):
         if given is not None and len(given) != count:
             raise VitrailError(f"{count} images were given with {len(given)} {name}: one for each is needed.")
-        if name in ("masks", "others", "ignore") and isinstance(given, Tensor) and given.is_floating_point():
-            raise VitrailError(f"{name} must be true or false for each pixel, but got {given.dtype}: cut it first.")
+        if name in ("masks", "others", "ignore") and given is not None:
+            _check_mask(name, given)
     top = predicted(view, pixels)
     targets = top if target is None else pick(view, target, count, "target")
     labels = None if label is None else pick(view, label, count, "label")
@@ -131,7 +139,7 @@ def _cases(
                 None if labels is None else int(labels[i]),
                 None if region is None else region.to(pixels.device, torch.bool),
                 masks is not None,
-                None if boxes is None else [check_box(box) for box in boxes[i]],
+                None if boxes is None else clipped(boxes[i], view.size),
                 None if others is None else others[i].to(pixels.device, torch.bool),
                 None if ignore is None else ignore[i].to(pixels.device, torch.bool),
             )

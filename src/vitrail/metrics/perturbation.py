@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.engine.scoring import Asking
 from vitrail.errors import VitrailError
-from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, trapezoid
+from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, once, trapezoid
 from vitrail.metrics.curves import (
     LOG_PROBABILITY,
     PROBABILITY,
@@ -24,6 +24,7 @@ from vitrail.metrics.curves import (
     rise_background,
     tis_background,
 )
+from vitrail.metrics.functional import functional
 
 AreaProtocol = Literal["default", "tis", "rise", "vit_cx"]
 AREA = ("default", "tis", "rise", "vit_cx")
@@ -50,14 +51,14 @@ class Area(MapMetric):
         if self.baseline is not None and self.protocol in ("rise", "vit_cx"):
             raise VitrailError(f'protocol="{self.protocol}" has baselines of its own: leave baseline= out.')
         kind = "rise" if self.protocol in ("rise", "vit_cx") else (self.protocol, self.baseline or "mean")
-        key = (way, kind, self.steps, self.seed, self.precision)
-        if key not in case.known:
-            behind = self.background(case, way)
-            found = yield from pixel_curve(
-                case, way, self.counts(case), behind, seed=self.seed, precision=self.precision
-            )
-            case.known[key] = found[:, PROBABILITY]
-        return case.known[key]
+        found = yield from once(
+            case,
+            (way, kind, self.steps, self.seed, self.precision),
+            lambda: pixel_curve(
+                case, way, self.counts(case), self.background(case, way), seed=self.seed, precision=self.precision
+            ),
+        )
+        return found[:, PROBABILITY]
 
     def background(self, case: Case, way: Way) -> Tensor:
         if self.protocol == "default":
@@ -109,7 +110,7 @@ class InsertionMinusDeletion(Area):
     def ask(self, case: Case) -> Asking[Scored]:
         inserted = yield from self.curve(case, "insertion")
         deleted = yield from self.curve(case, "deletion")
-        return Scored(self.area(inserted) - self.area(deleted))
+        return Scored(self.area(inserted) - self.area(deleted), extras={"ties": case.ties})
 
 
 @dataclass(kw_only=True)
@@ -131,11 +132,11 @@ class Removal(MapMetric):
     def points(self, case: Case) -> Asking[Tensor]:
         """(steps + 1, 3)."""
         kind = self.baseline or ("black" if self.protocol == "vtranm" else "mean")
-        key = ("removal", self.least_first, kind, self.steps, self.seed, self.precision)
-        if key not in case.known:
+
+        def asking() -> Asking[Tensor]:
             counts = even_counts(case.size[0] * case.size[1], self.steps)
             behind = background(case, kind, self.seed)
-            case.known[key] = yield from pixel_curve(
+            return pixel_curve(
                 case,
                 "deletion",
                 counts,
@@ -144,7 +145,9 @@ class Removal(MapMetric):
                 precision=self.precision,
                 least_first=self.least_first,
             )
-        return case.known[key]
+
+        key = ("removal", self.least_first, kind, self.steps, self.seed, self.precision)
+        return (yield from once(case, key, asking))
 
     def right(self, case: Case) -> Asking[Scored]:
         """The area under "the true class still comes first"; of an image without one, the class predicted."""
@@ -185,7 +188,7 @@ class Aopc(Removal):
     def ask(self, case: Case) -> Asking[Scored]:
         points = (yield from self.points(case))[:, PROBABILITY]
         falls = points[0] - points
-        return Scored(average(falls), falls.tolist())
+        return Scored(average(falls), falls.tolist(), extras={"ties": case.ties})
 
 
 @metric("log_odds", family="perturbation", higher_is_better=False, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
@@ -196,4 +199,13 @@ class LogOdds(Removal):
     def ask(self, case: Case) -> Asking[Scored]:
         points = (yield from self.points(case))[:, LOG_PROBABILITY]
         changes = points - points[0]
-        return Scored(average(changes), changes.tolist())
+        return Scored(average(changes), changes.tolist(), extras={"ties": case.ties})
+
+
+insertion = functional(Insertion)
+deletion = functional(Deletion)
+insertion_minus_deletion = functional(InsertionMinusDeletion)
+positive_auc = functional(PositiveAuc)
+negative_auc = functional(NegativeAuc)
+aopc = functional(Aopc)
+log_odds = functional(LogOdds)

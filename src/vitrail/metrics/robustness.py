@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from vitrail.engine.noise import Kind, noise
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method, spread
-from vitrail.metrics.base import Case, MethodMetric, Scored, metric
+from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, metric
+from vitrail.metrics.functional import functional
 
 
 @metric("max_sensitivity", family="robustness", higher_is_better=False, needs="method", paper="Yeh et al. 2019")
@@ -45,9 +46,9 @@ class MaxSensitivity(MethodMetric):
         return found
 
 
-@metric("infidelity", family="robustness", higher_is_better=False, needs="method", paper="Yeh et al. 2019")
+@metric("infidelity", family="robustness", higher_is_better=False, paper="Yeh et al. 2019")
 @dataclass(kw_only=True)
-class Infidelity(MethodMetric):
+class Infidelity(MapMetric):
     """Mean squared error of the map as a linear model of the score under Gaussian noise of deviation ``sigma``.
 
     With ``normalize`` the map is scaled to fit best first: maps of different units can be compared.
@@ -58,31 +59,26 @@ class Infidelity(MethodMetric):
     normalize: bool = True
     seed: int = 0
 
-    def measure(self, method: Method, cases: Sequence[Case]) -> list[Scored]:
+    def score(self, case: Case) -> Scored:
         from captum.metrics import infidelity
 
         _check_samples(self.samples)
-        found = []
-        for case in cases:
-            value = infidelity(
-                self._score(method, case.target),
-                partial(_taken, _drawn("normal", case, self.samples, self.seed) * self.sigma),
-                case.pixels,
-                spread(case.map[None].to(case.pixels), case.pixels),
-                n_perturb_samples=self.samples,
-                normalize=self.normalize,
-            )
-            found.append(Scored(float(value)))
-        return found
+        if not self.sigma > 0:
+            raise VitrailError(f"sigma must be above 0, but got {self.sigma}.")
 
-    def _score(self, method: Method, target: int) -> Callable[[Tensor], Tensor]:
-        view = method.model
-
-        def score(images: Tensor) -> Tensor:
+        def logit(images: Tensor) -> Tensor:
             with torch.no_grad():
-                return view.class_scores(view.logits(images))[:, target]
+                return case.view.class_scores(case.view.logits(images))[:, case.target]
 
-        return score
+        value = infidelity(
+            logit,
+            partial(_taken, _drawn("normal", case, self.samples, self.seed) * self.sigma),
+            case.pixels,
+            spread(case.map[None].to(case.pixels), case.pixels),
+            n_perturb_samples=self.samples,
+            normalize=self.normalize,
+        )
+        return Scored(float(value))
 
 
 def _moved(drawn: Tensor, images: Tensor, radius: float) -> Tensor:
@@ -101,3 +97,7 @@ def _drawn(kind: Kind, case: Case, samples: int, seed: int) -> Tensor:
 def _check_samples(samples: int) -> None:
     if samples < 1:
         raise VitrailError(f"samples must be at least 1, but got {samples}.")
+
+
+max_sensitivity = functional(MaxSensitivity)
+infidelity = functional(Infidelity)

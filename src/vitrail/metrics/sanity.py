@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_seed, metric
+from vitrail.metrics.enlarging import enlarged
 from vitrail.models.view import View
 from vitrail.models.vit import forget
 from vitrail.show.heatmap import min_max
@@ -110,9 +110,7 @@ def similarity(a: Tensor, b: Tensor, size: tuple[int, int]) -> float:
     """SSIM of two maps, min–max scaled, at ``size``."""
     from torchmetrics.functional.image import structural_similarity_index_measure
 
-    first, second = (
-        min_max(F.interpolate(m[None, None].double(), size=size, mode="bilinear", align_corners=False)) for m in (a, b)
-    )
+    first, second = (min_max(enlarged(m.double(), size))[None, None] for m in (a, b))
     found = structural_similarity_index_measure(first, second, data_range=1.0)
     assert isinstance(found, Tensor)
     return float(found)

@@ -8,8 +8,10 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from vitrail.engine.scoring import Asking
-from vitrail.metrics.base import Case, MapMetric, Scored, metric, tie_fraction, trapezoid
+from vitrail.metrics.base import Case, MapMetric, Scored, metric, once, tie_fraction, trapezoid
 from vitrail.metrics.curves import PROBABILITY, TOP, Precision, Way, ranks, token_curve
+from vitrail.metrics.functional import functional
+from vitrail.models.vit import ViT
 
 STEPS = 10  # a tenth of the patches each
 
@@ -36,18 +38,20 @@ class TokenCurve(MapMetric):
     def points(self, case: Case) -> Asking[Tensor]:
         """(10, 3), in order of the share removed or kept."""
         key = ("tokens", self.way, self.seed, self.precision)
-        if key not in case.known:
-            place = ranks(case.on_grid, self.seed)
-            order = place.argsort()
-            counts = [step * len(order) // STEPS for step in range(1, STEPS)]
-            if self.way == "deletion":
-                sets = [order[count:] for count in (0, *counts)]
-            else:
-                sets = [order[:count] for count in (*counts, len(order))]
-            smallest = 1 if case.view.pools_patches else 0  # type: ignore[attr-defined]
-            sets = [order[:1] if len(one) < smallest else one for one in sets]  # a head that pools needs a patch
-            case.known[key] = yield from token_curve(case, [one.sort().values for one in sets], self.precision)
-        return case.known[key]
+        return (yield from once(case, key, lambda: token_curve(case, self.sets(case), self.precision)))
+
+    def sets(self, case: Case) -> list[Tensor]:
+        """The patches that are there at each point."""
+        assert isinstance(case.view, ViT)
+        order = ranks(case.on_grid, self.seed).argsort()
+        counts = [step * len(order) // STEPS for step in range(1, STEPS)]
+        if self.way == "deletion":
+            sets = [order[count:] for count in (0, *counts)]
+        else:
+            sets = [order[:count] for count in (*counts, len(order))]
+        smallest = 1 if case.view.pools_patches else 0
+        sets = [order[:1] if len(one) < smallest else one for one in sets]  # a head that pools needs a patch
+        return [one.sort().values for one in sets]
 
     def scored(self, case: Case, heights: Tensor) -> Scored:
         value = trapezoid(heights)  # over an axis of length one, hence the mean height
@@ -124,3 +128,9 @@ class TokenInsertionAopc(TokenCurve):
 
     def ask(self, case: Case) -> Asking[Scored]:
         return (yield from self.fall(case))
+
+
+token_deletion_accuracy = functional(TokenDeletionAccuracy)
+token_insertion_accuracy = functional(TokenInsertionAccuracy)
+token_deletion_aopc = functional(TokenDeletionAopc)
+token_insertion_aopc = functional(TokenInsertionAopc)
