@@ -189,6 +189,7 @@ def bench(
     maps: Annotated[bool, typer.Option(help="Keep maps and small pictures for the report.")] = True,
     retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
     cluster: Annotated[str | None, typer.Option(help="auto, local or ray://HOST:PORT: on a Ray cluster.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Of a cluster; default: one per GPU, or CPU.")] = None,
     watch: Annotated[Path | None, typer.Option(metavar="RUN", help="Only watch a run that goes on elsewhere.")] = None,
     checkpoint: Checkpoint = None,
     labels: Labels = None,
@@ -207,7 +208,7 @@ def bench(
              "protocol": protocol, "batch_size": batch_size, "deterministic": deterministic or None,
              "maps": None if maps else False}  # fmt: skip
     chosen = make_plan(plan, model, weights, given, preset)
-    if run(chosen, out or Path("vitrail-run"), device, retry, cluster):
+    if run(chosen, out or Path("vitrail-run"), device, retry, cluster, workers):
         raise typer.Exit(1)
 
 

@@ -36,7 +36,6 @@ class Made:
     model: str = "vit_tiny"
     data: str = "folder:/somewhere/deep/photos"
     explained: str = "predicted"
-    protocol: str | None = None
     noise: float = 0.1
     seed: int = 0
     maps: bool = True
@@ -48,9 +47,7 @@ class Made:
 
     def write(self, folder: Path) -> Path:
         store = Store(folder)
-        Plan([ModelSpec(self.model)], self.data, list(self.quality), list(self.metrics), protocol=self.protocol).write(
-            folder / "plan.toml"
-        )
+        Plan([ModelSpec(self.model)], self.data, list(self.quality), list(self.metrics)).write(folder / "plan.toml")
         about = {"vitrail": "0.0", "device": "cpu", "started": START.isoformat(), "git": None, "platform": "a machine"}
         (folder / "environment.json").write_text(json.dumps(about), encoding="utf-8")
         store.add_rows(self.rows())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 
+import vitrail
 from vitrail import VitrailError
 from vitrail.bench import cluster
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.run import Step, load_model, run
+from vitrail.bench.run import Outcome, Step, load_model, run
 from vitrail.bench.store import Store
 from vitrail.models.view import View
 
@@ -79,8 +82,58 @@ def test_a_worker_that_is_always_lost_ends_the_run(
         os.kill(os.getpid(), signal.SIGKILL)
         return None
 
-    with pytest.raises(VitrailError, match="lost their worker 2 times"):
+    with pytest.raises(VitrailError, match=r"being loaded\) lost their worker 2 times"):
         cluster.run_on_cluster(PLAN, tmp_path, workers=1, load=load)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_waits_for_its_place_holds_no_images(
+    nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "SHARD", 2)
+    monkeypatch.setattr(cluster, "shares", lambda there, workers: (3, {"num_cpus": 1}))  # of which only two fit
+    found: list[Outcome] = []
+    thread = Thread(target=lambda: found.append(cluster.run_on_cluster(PLAN, tmp_path)), daemon=True)
+    thread.start()
+    thread.join(240)
+    assert found, "a shard waits for a worker that never comes"
+    assert found[0].rows == len(Store(tmp_path).rows())
+    assert Store(tmp_path).environment()["device"].startswith("2 × "), "the devices of those who worked"
+
+
+def test_workers_share_cpus(nodes: object, tmp_path: Path) -> None:
+    """More workers than CPUs, and one that reports what it runs on."""
+
+    def load(spec: ModelSpec) -> View:
+        @vitrail.method("tests_cluster_raising")
+        def raising(model, images, target):  # type: ignore[no-untyped-def]
+            raise ValueError("svd did not converge")
+
+        return load_model(spec)
+
+    plan = replace(PLAN, methods=["random", "tests_cluster_raising"], metrics=["sparseness"])
+    outcome = cluster.run_on_cluster(plan, tmp_path, workers=3, load=load)
+    rows = Store(tmp_path).rows()
+    assert outcome.errors == outcome.images == len(rows) / 2
+    assert set(rows["error"].dropna()) == {"ValueError: svd did not converge"}
+    assert "CPU" in Store(tmp_path).environment()["device"]
+    again = cluster.run_on_cluster(plan, tmp_path, workers=1, load=load)
+    assert (again.errors, again.failed_before, again.rows) == (0, outcome.errors, 0)
+
+
+def test_a_plan_that_cannot_start_leaves_the_old_one(nodes: object, tmp_path: Path) -> None:
+    PLAN.write(tmp_path / "plan.toml")
+    with pytest.raises(VitrailError, match="no_such_method"):
+        cluster.run_on_cluster(replace(PLAN, methods=["no_such_method"]), tmp_path, workers=1)
+    assert Store(tmp_path).plan() == PLAN
+
+
+def test_what_a_worker_takes() -> None:
+    assert cluster.shares({"CPU": 4.0}, None) == (4, {"num_cpus": 1.0})
+    assert cluster.shares({"CPU": 4.0}, 2) == (2, {"num_cpus": 1.0})
+    assert cluster.shares({"CPU": 2.0}, 3) == (3, {"num_cpus": 0.5}), "so that three fit on machines of one CPU each"
+    assert cluster.shares({"CPU": 1.0}, 6) == (6, {"num_cpus": 0.1666})
+    assert cluster.shares({"CPU": 8.0, "GPU": 2.0}, None) == (2, {"num_gpus": 1.0})
+    assert cluster.shares({"CPU": 8.0, "GPU": 1.0}, 2) == (2, {"num_gpus": 0.5})
 
 
 def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,11 @@ import pytest
 from tests.bench.miniatures import DEPTH, certain, make_data, stand_in
 
 from vitrail.bench import papers
-from vitrail.bench.paper_cells import Cell, identity
+from vitrail.bench.paper_cells import Cell, identity, metric_identity
+from vitrail.bench.paper_figures import _summary
+from vitrail.bench.paper_metrics import paper_metrics
 from vitrail.bench.papers import LAYER, Target, targets
+from vitrail.bench.plan import data_name
 from vitrail.bench.reproduce import Result, reproduce
 from vitrail.bench.store import Store
 from vitrail.methods import vit_cx
@@ -66,9 +69,10 @@ def check_origin(cell: Cell, rows: pd.DataFrame, target: Target) -> None:
     assert set(own["method"]) == {name}
     assert set(own["params"]) == {params}
     assert set(own["model"]) == {target.models[column.model].name}
-    assert set(own["metric"]) == {cell.metric}
+    with paper_metrics():
+        assert set(own["metric"]) == {metric_identity(cell.metric)}
     assert set(own["explained"]) == {column.explained}
-    assert set(own["data"]) == {cell.data}
+    assert set(own["data"]) == {data_name(cell.data)}
     assert own["error"].isna().all()
     if column.reading == "mean" and own["parts"].isna().all():
         assert cell.measured == pytest.approx(own["value"].dropna().mean() * column.scale, rel=1e-12)
@@ -121,6 +125,25 @@ def test_figures_keep_their_maps(data: dict[str, str], tmp_path: Path) -> None:
     maps = Store(result.folder / "vit-figure1-predicted").maps()
     assert len(maps) == len(result.rows()) * 4
     assert not [*quick("tis-table3", data, tmp_path).folder.rglob("*.safetensors")]
+
+
+def test_a_radar_is_drawn_beside_its_table(data: dict[str, str], tmp_path: Path) -> None:
+    result = quick("skipplus-figure4", data, tmp_path)
+    assert {path.name for path in result.folder.glob("radar.*")} == {"radar.pdf", "radar.png", "radar.svg"}
+    summary = _summary(result.target, {(cell.row, cell.column): cell for cell in result.cells})
+    assert [one.label for one in summary.results.settings] == ["EVA-L", "ViT-B/8", "MURA"]
+    assert [one.call for one in summary.results.metrics][:5] == [
+        "del. accuracy", "del. AOPC", "ins. accuracy", "ins. AOPC", "AP"
+    ]  # fmt: skip
+    for s, model in enumerate(("EVA-L", "ViT-B/8", "MURA")):
+        for m, row in enumerate(summary.results.methods):
+            for k, column in enumerate(summary.results.metrics):
+                cell = result.cell(row, f"{model} {column.call}")
+                drawn = summary.cells[s][m][k]
+                assert drawn.n == (cell.n if cell else 0)
+                if cell:
+                    assert drawn.mean == cell.measured
+    assert not list(quick("skipplus-figure9", data, tmp_path).folder.glob("radar.*"))
 
 
 def test_images_that_cannot_be_read_are_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,8 +16,10 @@ from PIL import Image
 from tests.bench.report_runs import START, Made, frame_of
 
 from vitrail.bench import figures, tables
+from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.reading import normal_call, read_results
 from vitrail.bench.report import FORMATS, report
+from vitrail.bench.run import run as bench
 from vitrail.bench.store import Store
 from vitrail.bench.summary import Summary, number, summarise_results
 from vitrail.commands.report import run
@@ -129,12 +132,24 @@ def test_both_kinds_of_class_are_two_settings(folder: Path) -> None:
     assert [one.label for one in summary_of(folder).results.settings] == ["predicted", "label"]
 
 
-def test_the_protocol_of_the_plan_is_part_of_the_metric(tmp_path: Path) -> None:
-    metrics = ("token_deletion_accuracy", "pointing_game")
-    plain = read_results([Made(metrics=metrics).write(tmp_path / "plain")])
-    paper = read_results([Made(metrics=metrics, protocol="skipplus").write(tmp_path / "paper")])
-    assert [one.title for one in plain.metrics] == ["token_deletion_accuracy ↓", "pointing_game ↑"]
-    assert [one.title for one in paper.metrics] == ["token_deletion_accuracy(protocol=skipplus) ↑", "pointing_game ↑"]
+def test_protocols_of_one_folder_are_different_metrics(tmp_path: Path) -> None:
+    """Each row says by which protocol it was measured; the plan of the last call says nothing about older rows."""
+    chosen = Plan([ModelSpec("scenes", {"device": "cpu"})], "scenes:2", ["random"], ["insertion(steps=4)"],
+                  target="predicted")  # fmt: skip
+    bench(chosen, tmp_path)
+    bench(replace(chosen, protocol="tis", images=1), tmp_path)
+    rows = Store(tmp_path).rows()
+    values = {name: own["value"].tolist() for name, own in rows.groupby("metric")}
+    assert {name: len(own) for name, own in values.items()} == {
+        "insertion(steps=4)": len(rows) - 1,
+        "insertion(steps=4, protocol=tis)": 1,
+    }
+    results = read_results([tmp_path])
+    assert [one.call for one in results.metrics] == ["insertion(steps=4, protocol=tis)", "insertion(steps=4)"]
+    (setting,) = results.settings
+    for k, column in enumerate(results.metrics):
+        found = setting.values[:, 0, k]
+        assert sorted(found[~np.isnan(found)]) == sorted(values[column.call])
 
 
 def test_an_unknown_metric_has_no_best(tmp_path: Path) -> None:

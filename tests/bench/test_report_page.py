@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 from tests.bench.report_runs import Made
+from typer.testing import CliRunner
 
 from vitrail.bench.html import embedded_json
 from vitrail.bench.report import report
+from vitrail.bench.store import Store
+from vitrail.cli import app
 from vitrail.show.colours import Scale
 
 DESKTOP, PHONE = (1280, 900), (390, 844)
@@ -82,6 +85,27 @@ def methods(page: Any) -> list[str]:
 def values(page: Any, column: int) -> list[float]:
     cells = page.locator(f"#results tbody tr:visible td:nth-of-type({column}) .mean").all_inner_texts()
     return [float(text.replace("−", "-")) for text in cells if text != "–"]
+
+
+def test_the_report_of_a_real_run(tmp_path: Path, open_page: Open) -> None:
+    words = ["bench", "--data", "scenes", "--images", "3", "--methods", "gen_att,random", "--metrics",
+             "insertion(steps=8),sparseness", "--target", "label", "--out", str(tmp_path / "run")]  # fmt: skip
+    for arguments in (words, ["report", str(tmp_path / "run"), "--format", "html"]):
+        told = CliRunner().invoke(app, arguments)
+        assert told.exit_code == 0, told.output
+    page = open_page(tmp_path / "run" / "report" / "report.html")
+    assert methods(page) == ["gen_att", "random"]
+    rows = Store(tmp_path / "run").rows()
+    means = rows.groupby(["metric", "method"])["value"].mean()
+    for place, metric in enumerate(("insertion(steps=8)", "sparseness"), 1):
+        assert values(page, place) == pytest.approx([means[metric, name] for name in methods(page)], abs=6e-4)
+    page.click("#results th[data-k='1'] button")
+    assert values(page, 2) == sorted(values(page, 2), reverse=True)
+    assert page.locator("#cards .card").count() == 3
+    assert page.locator("#cards .card").first.locator("button.tile").count() == 2
+    page.click("[data-filter=methods] summary")
+    page.uncheck("[data-filter=methods] label:has-text('random') input")
+    assert methods(page) == ["gen_att"]
 
 
 def test_the_table_sorts_by_mouse_and_keyboard(one: Path, open_page: Open) -> None:

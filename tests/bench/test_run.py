@@ -2,77 +2,35 @@
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
 import random
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
+from tests.bench.run_plans import COLUMNS, own_methods, plan, same, table  # noqa: F401
 from typer.testing import CliRunner
 
 import vitrail
 from vitrail import VitrailError
 from vitrail.bench import run as running
 from vitrail.bench.cluster import Shelf
-from vitrail.bench.plan import ModelSpec, Plan
+from vitrail.bench.plan import ModelSpec, Plan, data_name
+from vitrail.bench.reading import read_results
 from vitrail.bench.run import run
 from vitrail.bench.store import Store
 from vitrail.cli import app
 from vitrail.commands.bench import watch_run
-from vitrail.data import Scenes
 from vitrail.methods import registry
 
 KILLS = 20
-COLUMNS = ["image", "method", "params", "metric", "target", "explained"]
-
-
-@pytest.fixture(autouse=True)
-def _own_methods(tmp_path: Path) -> Iterator[None]:
-    """A method that notes each image it explains and takes its time, and one that fails on some images."""
-    log = tmp_path / "explained.log"
-
-    @vitrail.method("tests_noted")
-    def noted(model, images, target):  # type: ignore[no-untyped-def]
-        with log.open("a", encoding="utf-8") as file:
-            file.writelines(f"{float(image.double().sum())}\n" for image in images)
-        time.sleep(0.03)
-        return images.mean(1)[:, ::8, ::8]
-
-    @vitrail.method("tests_failing")
-    def failing(model, images, target):  # type: ignore[no-untyped-def]
-        if float(images[0].mean()) > 0.05:
-            raise VitrailError("this image is too bright for me")
-        return images.mean(1)[:, ::8, ::8] * (np.nan if float(images[0].mean()) > -0.3 else 1.0)
-
-    yield
-    for name in ("tests_noted", "tests_failing"):
-        registry._METHODS.pop(name)
-
-
-def plan(**changes: object) -> Plan:
-    usual = {"models": [ModelSpec("scenes")], "data": "scenes:16@5", "methods": ["tests_noted", "random"],
-             "metrics": ["sparseness", "insertion(steps=4)"], "target": "label", "batch_size": 1}  # fmt: skip
-    return Plan(**{**usual, **changes})  # type: ignore[arg-type]
-
-
-def table(folder: Path) -> pd.DataFrame:
-    return Store(folder).rows().sort_values(COLUMNS).reset_index(drop=True)
-
-
-def same(one: pd.DataFrame, other: pd.DataFrame, exactly: bool = False) -> None:
-    assert one[COLUMNS].equals(other[COLUMNS])
-    a, b = one["value"].to_numpy(), other["value"].to_numpy()
-    assert np.array_equal(a, b, equal_nan=True) if exactly else np.allclose(a, b, rtol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -120,7 +78,7 @@ def test_what_is_missing_is_traced_as_if_all_were(tmp_path: Path) -> None:
     chosen = plan(methods=["vtranm", "gen_att", "raw_attention"], metrics=["sparseness"], batch_size=4)
     run(chosen, tmp_path / "whole")
     whole, view, found = table(tmp_path / "whole"), vitrail.load("scenes"), Shelf()
-    done = set(whole["key"][whole["method"] != "raw_attention"])
+    done = dict.fromkeys(whole["key"][whole["method"] != "raw_attention"])
     data = running.open_plan_data(chosen)
     running.ModelRun(chosen, "scenes", view, data, found, running.Outcome()).go(None, done)
     rows = pd.DataFrame(found.rows).sort_values(COLUMNS).reset_index(drop=True)
@@ -149,6 +107,26 @@ def test_a_method_that_changed_is_computed_again(tmp_path: Path, monkeypatch: py
     assert run(plan(images=3), tmp_path).rows == 3 * 4
 
 
+def test_two_commands_at_once_on_one_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["bench", "--data", "scenes:40", "--images", "24", "--methods", "tis(masks=256),random", "--metrics",
+             "sparseness,insertion(steps=16)", "--target", "label", "--device", "cpu", "--out", str(out)]  # fmt: skip
+    command = [sys.executable, "-c", "from vitrail.cli import main; main()", *words]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+        for _ in range(2)
+    ]
+    told = [one.communicate(timeout=300) for one in both]
+    assert sorted(one.returncode for one in both) == [0, 1], told
+    done, refused = (next(told[i] for i, one in enumerate(both) if one.returncode == code) for code in (0, 1))
+    worker = next(one.pid for one in both if one.returncode == 0)
+    assert f"is being worked on by process {worker}" in " ".join(refused[1].split())
+    assert "images measured" in done[0]
+    run(Store(out).plan(), tmp_path / "alone")
+    same(table(out), table(tmp_path / "alone"))
+    assert table(out)["error"].isna().all()
+
+
 def test_only_one_process_works_on_a_run(tmp_path: Path) -> None:
     with Store(tmp_path).locked():
         child = multiprocessing.get_context("fork").Process(target=_refused, args=(tmp_path,))
@@ -166,60 +144,40 @@ def _refused(folder: Path) -> None:
     os._exit(9)
 
 
-def test_what_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
-    for i, scene in enumerate(Scenes(8, seed=2)):
-        Image.fromarray(scene.image).save(tmp_path / f"{i}.png")
-    (tmp_path / "3.png").write_bytes(b"not a picture")
-    chosen = plan(data=f"folder:{tmp_path}", methods=["tests_failing", "random"], target=None, batch_size=4)
-    found = run(chosen, tmp_path / "run")
-    rows = Store(tmp_path / "run").rows()
-    broken = rows[rows["error"].notna()]
-    unreadable = broken[broken["method"] == ""]
-    assert list(unreadable["image"]) == ["3.png"]
-    assert "3.png" in unreadable["error"].iloc[0]
-    failed = broken[broken["method"] == "tests_failing"]
-    assert failed["error"].str.contains("too bright|NaN").all()
-    assert {"too bright", "NaN"} <= {w for e in failed["error"] for w in ("too bright", "NaN") if w in e}
-    assert found.errors == len(broken) > 4
-    fine = rows[rows["error"].isna()]
-    assert set(fine[fine["method"] == "random"]["image"]) == {f"{i}.png" for i in range(8) if i != 3}
-    assert len(rows) == 1 + 7 * 2 * 2
-    assert run(chosen, tmp_path / "run").rows == 0, "failures are not tried again"
-    Image.fromarray(Scenes(1)[0].image).save(tmp_path / "3.png")
-    again = run(chosen, tmp_path / "run", retry=True)
-    assert again.images >= 1
-    assert "3.png" in set(Store(tmp_path / "run").rows()["image"])
-    told = CliRunner().invoke(
-        app, ["bench", str(tmp_path / "run" / "plan.toml"), "--out", str(tmp_path / "run"), "--retry"]
-    )
-    assert told.exit_code == 1
-    assert "could not be measured" in told.output
+def test_a_plan_that_cannot_start_leaves_the_old_one(tmp_path: Path) -> None:
+    run(plan(images=2), tmp_path)
+    about = Store(tmp_path).environment()
+    for wrong in ({"methods": ["no_such_method"]}, {"metrics": ["no_such_metric"]}, {"target": "nonsense"}):
+        with pytest.raises(VitrailError):
+            run(plan(images=2, **wrong), tmp_path)
+    assert Store(tmp_path).plan() == plan(images=2)
+    assert Store(tmp_path).environment() == about
 
 
-def test_a_full_disk_loses_nothing_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "EVERY", 0.0)
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = (
-        shutil.which("mount")
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(folder)], capture_output=True, check=False
-        ).returncode
-    )
-    if not mounted:
-        pytest.skip("a small disk cannot be mounted here (needs root)")
-    try:
-        with pytest.raises(VitrailError, match=os.strerror(errno.ENOSPC)):
-            run(plan(), folder)
-        written = Store(folder).rows()
-        assert len(written) > 4
-        assert not list(folder.rglob(".vitrail-*"))
-        shutil.copytree(folder, tmp_path / "copy")
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-    run(plan(), tmp_path / "copy")
-    run(plan(), tmp_path / "whole")
-    same(table(tmp_path / "copy"), table(tmp_path / "whole"))
+def test_the_same_work_in_other_words_is_done_once(tmp_path: Path) -> None:
+    words = {"methods": ["random", "random(seed=0)"], "metrics": ["insertion(steps=4)", "insertion(steps=4, seed=0)"]}
+    found = run(plan(data="scenes:2", images=3, **words), tmp_path)
+    assert (found.images, found.rows) == (3, 3)
+    more = run(plan(data="scenes:3@0", **words), tmp_path)
+    assert (more.known, more.rows) == (3, more.images)
+    (setting,) = read_results([tmp_path]).settings
+    assert len(setting.images) == more.known + more.images, "scenes:2 and scenes:3@0 are the same data"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("scenes", "scenes:200@0", True),
+        ("scenes:5@7", "scenes:9@7", True),
+        ("scenes", "scenes:@7", False),
+        ("scenes:5?objects=2", "scenes:5", False),
+        ("folder:a/b", "folder:a/./b/", True),
+        ("folder:a/b?n=3&seed=1", "folder:a/b", True),
+        ("folder:a", "folder:b", False),
+    ],
+)
+def test_data_is_known_in_other_words(one: str, other: str, same: bool) -> None:
+    assert (data_name(one) == data_name(other)) == same
 
 
 def test_maps_and_pictures_are_kept(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ worker is lost is given to another; its rows are written only when it is complet
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Loader, ModelRun, Outcome, Step, load_model, open_plan_data
-from vitrail.bench.store import Store
+from vitrail.bench.store import Store, environment
 from vitrail.errors import VitrailError
 
 SHARD = 16  # images
@@ -45,17 +47,22 @@ class Shelf:
 class Worker:
     """One model on one device; an actor on the cluster."""
 
-    def __init__(self, plan: Plan, spec: ModelSpec, done: set[str], load: Loader) -> None:
-        self.plan, self.spec, self.done = plan, spec, done
+    def __init__(self, plan: Plan, spec: ModelSpec, done: dict[str, str | None], load: Loader, retry: bool) -> None:
+        self.plan, self.spec, self.done, self.load, self.retry = plan, spec, done, load, retry
+
+    def prepare(self) -> dict[str, Any]:
+        """Loads the model and opens the data; says where it works and with what."""
         if torch.cuda.is_available():
             torch.cuda.set_device(0)  # Ray shows each worker its own
-        self.view, self.data = load(spec), open_plan_data(plan)
+        view, data = self.load(self.spec), open_plan_data(self.plan)
+        self.run = ModelRun(self.plan, self.spec.name, view, data, Shelf(), Outcome(), retry=self.retry)
+        return environment(view.device)
 
     def measure(self, positions: Sequence[int]) -> tuple[Shelf, Outcome]:
         """The rows of some images that are not there yet."""
         shelf, outcome = Shelf(), Outcome()
-        run = ModelRun(self.plan, self.spec.name, self.view, self.data, shelf, outcome)
-        run.go(positions, self.done)
+        self.run.keeper, self.run.outcome = shelf, outcome
+        self.run.go(positions, self.done)
         return shelf, outcome
 
 
@@ -78,16 +85,16 @@ def run_on_cluster(
         load: makes the view of a model, in the worker.
         watch: is told of every shard.
         retry: tries again what failed before.
-        workers: how many; None = one per GPU, or per CPU where there are none.
+        workers: how many; None = one per GPU, or per CPU where there are none. If there are more workers than GPUs (or
+            CPUs), each takes a part of one.
     """
     ray = _connect(address)
     store, outcome, begin = Store(out), Outcome(), time.perf_counter()
     with store.locked():
         total = len(open_plan_data(plan))
         for spec in plan.models:
-            store.begin(plan, torch.device("cpu"))
-            done = ray.put(store.done(retry))
-            crew = Crew(ray, plan, spec, done, load, workers)
+            crew = Crew(ray, workers, (plan, spec, ray.put(store.done()), load, retry))
+            crew.ready = lambda about: store.begin(plan, about)
             for count, shelf, own in crew.go([range(i, min(i + SHARD, total)) for i in range(0, total, SHARD)]):
                 _keep(store, shelf)
                 _add(outcome, own)
@@ -98,57 +105,81 @@ def run_on_cluster(
 
 
 class Crew:
-    """The workers of one model, and who does what."""
+    """The workers of one model, and who does what: a worker gets its first shard when it is ready, not before."""
 
-    def __init__(self, ray: Any, plan: Plan, spec: ModelSpec, done: Any, load: Loader, workers: int | None) -> None:
+    def __init__(self, ray: Any, workers: int | None, given: Sequence[Any]) -> None:
         self.ray = ray
-        there = ray.cluster_resources()
-        gpus, cpus = int(there.get("GPU", 0)), int(there.get("CPU", 1))
-        count = workers or gpus or max(1, cpus)
-        share = {"num_gpus": 1} if gpus else {"num_cpus": 1}  # more might be more than any one machine has
-        actor: Any = ray.remote(Worker)
+        self.count, self.share = shares(ray.cluster_resources(), workers)
+        self.actor: Any = ray.remote(Worker)
+        self.given = given
+        self.ready: Callable[[dict[str, Any]], None] = lambda about: None  # is told where the workers are
+        self.places: list[dict[str, Any]] = []
+        self.idle: list[Any] = []
+        self.busy: dict[Any, tuple[Any, range | None]] = {}  # answer awaited → worker, its shard; None = it prepares
+        self.tried: Counter[range | None] = Counter()
 
-        def make() -> Any:
-            return actor.options(**share, max_restarts=0).remote(plan, spec, done, load)
-
-        self.make = make
-        self.free = [self.make() for _ in range(count)]
-
-    def go(self, shards: Sequence[range]) -> Any:
+    def go(self, shards: Sequence[range]) -> Iterator[tuple[int, Shelf, Outcome]]:
         """(images done, shelf, outcome) of each shard, as they come back; lost workers are replaced."""
+        waiting, count = list(shards), 0
         try:
-            yield from self._go(shards)
+            for _ in range(self.count):
+                self._hire()
+            while waiting or any(shard is not None for _, shard in self.busy.values()):
+                while waiting and self.idle:
+                    worker, shard = self.idle.pop(), waiting.pop(0)
+                    self.busy[worker.measure.remote(list(shard))] = (worker, shard)
+                (answer,), _ = self.ray.wait(list(self.busy), num_returns=1)
+                worker, done = self.busy.pop(answer)
+                found = self._answer(answer, done)
+                if found is None:
+                    waiting += [] if done is None else [done]
+                    self._hire()
+                    continue
+                self.idle.append(worker)
+                if done is None:
+                    self._welcome(found)
+                else:
+                    count += len(done)
+                    yield count, *found
         finally:
-            for worker in self.free:
+            for worker in [*self.idle, *(worker for worker, _ in self.busy.values())]:
                 self.ray.kill(worker)
 
-    def _go(self, shards: Sequence[range]) -> Any:
-        waiting, busy, tried, count = list(shards), dict[Any, tuple[Any, range]](), dict[range, int](), 0
-        while waiting or busy:
-            while waiting and self.free:
-                worker, shard = self.free.pop(), waiting.pop(0)
-                busy[worker.measure.remote(list(shard))] = (worker, shard)
-            (ready,), _ = self.ray.wait(list(busy), num_returns=1)
-            worker, shard = busy.pop(ready)
-            try:
-                shelf, outcome = self.ray.get(ready)
-            except self.ray.exceptions.RayActorError as error:
-                tried[shard] = tried.get(shard, 0) + 1
-                if tried[shard] == ATTEMPTS:
-                    raise VitrailError(
-                        f"images {shard.start}…{shard.stop - 1} lost their worker {ATTEMPTS} times ({error}): what is "
-                        "done is kept; look at the memory of the machines."
-                    ) from None
-                waiting.append(shard)
-                self.free.append(self.make())
-                continue
-            except self.ray.exceptions.RayTaskError as error:
+    def _hire(self) -> None:
+        worker = self.actor.options(**self.share, max_restarts=0).remote(*self.given)
+        self.busy[worker.prepare.remote()] = (worker, None)
+
+    def _welcome(self, about: dict[str, Any]) -> None:
+        self.tried.pop(None, None)
+        self.places.append(about)
+        devices = Counter(one["device"] for one in self.places)
+        told = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in devices.items())
+        self.ready({**self.places[0], "device": told})
+
+    def _answer(self, answer: Any, shard: range | None) -> Any:
+        """What a worker found; None if it was lost."""
+        which = "(none yet: the model was being loaded)" if shard is None else f"{shard.start}…{shard.stop - 1}"
+        try:
+            return self.ray.get(answer)
+        except self.ray.exceptions.RayActorError as error:
+            self.tried[shard] += 1
+            if self.tried[shard] == ATTEMPTS:
                 raise VitrailError(
-                    f"a worker failed on images {shard.start}…{shard.stop - 1}: {error.cause}."
+                    f"images {which} lost their worker {ATTEMPTS} times ({error}): what is done is kept; look at the "
+                    "memory of the machines."
                 ) from None
-            self.free.append(worker)
-            count += len(shard)
-            yield count, shelf, outcome
+            return None
+        except self.ray.exceptions.RayTaskError as error:
+            raise VitrailError(f"a worker failed on images {which}: {str(error.cause).rstrip('.')}.") from None
+
+
+def shares(there: Mapping[str, float], workers: int | None) -> tuple[int, dict[str, float]]:
+    """How many workers, and which part of a GPU, or of a CPU where there are none, each of them takes."""
+    name = "GPU" if there.get("GPU", 0) >= 1 else "CPU"
+    devices = max(1, int(there.get(name, 1)))
+    count = workers or devices
+    crowd = math.ceil(count / devices)  # on one device; Ray counts in ten-thousandths
+    return count, {f"num_{name.lower()}s": math.floor(10_000 / crowd) / 10_000}
 
 
 def _connect(address: str) -> Any:
@@ -177,6 +208,6 @@ def _keep(store: Store, shelf: Shelf) -> None:
 
 
 def _add(total: Outcome, own: Outcome) -> None:
-    for name in ("images", "known", "rows", "errors"):
+    for name in ("images", "known", "rows", "errors", "failed_before"):
         setattr(total, name, getattr(total, name) + getattr(own, name))
     total.first_error = total.first_error or own.first_error

@@ -57,8 +57,8 @@ _SHADES = {
 Drawing = Callable[[Summary, "Figure"], bool]
 
 
-def draw_all(summary: Summary, formats: Sequence[str]) -> dict[str, bytes]:
-    """File name → content, for every figure that these results have something for."""
+def draw_all(summary: Summary, formats: Sequence[str], only: Sequence[str] = ()) -> dict[str, bytes]:
+    """File name → content, for every figure (or ``only`` these) that the results have something for."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -67,6 +67,8 @@ def draw_all(summary: Summary, formats: Sequence[str]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     with matplotlib.rc_context(_LOOK):
         for name, drawing in drawings.items():
+            if only and name not in only:
+                continue
             figure = Figure(dpi=200, layout="constrained")
             FigureCanvasAgg(figure)
             if drawing(summary, figure):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from vitrail.bench.papers import Column, Target
 from vitrail.errors import VitrailError
-from vitrail.metrics.base import get_metric
-from vitrail.metrics.calls import split_call
+from vitrail.metrics.base import build_metric, get_metric
+from vitrail.metrics.calls import join_call, split_call
 from vitrail.metrics.statistics import interval
 
 if TYPE_CHECKING:
@@ -75,6 +75,13 @@ def identity(call: str) -> tuple[str, str]:
     return cls.info.name, json.dumps(given, sort_keys=True)
 
 
+def metric_identity(call: str) -> str:
+    """The column ``metric`` of the rows that a metric call leads to."""
+    name, params = split_call(call)
+    metric = build_metric(name, **params)
+    return join_call(metric.info.name, metric.given())
+
+
 def make_cell(target: Target, wanted: Wanted, rows: Rows, model: str, data: str) -> Cell:
     """A cell from the rows of its model, data and class."""
     column = wanted.column
@@ -120,7 +127,9 @@ class Rows:
     def choose(self, wanted: Wanted) -> pd.DataFrame:
         """The rows of one cell."""
         column = wanted.column
-        own = self.groups.get((*identity(wanted.method), wanted.metric, column.explained), self.whole.iloc[:0])
+        own = self.groups.get(
+            (*identity(wanted.method), metric_identity(wanted.metric), column.explained), self.whole.iloc[:0]
+        )
         if column.image:
             own = own[own["image"].str.startswith(column.image)]
         return own[own["image"].isin(self.wrong)] if column.where == "wrong" else own

@@ -161,6 +161,7 @@ class Target:
     doubts: Sequence[Doubt] = ()
     notes: Sequence[str] = ()
     maps: bool = False  # whether maps and pictures are kept, for a figure that shows some
+    figure: str | None = None  # how the paper draws it: "radar"
 
     def value(self, row: str, column: str) -> float | None:
         """What the paper prints; None where it prints nothing."""
@@ -245,4 +246,5 @@ def _target(
         doubts=[Doubt(**one) for one in found.get("doubts", [])],
         notes=[*found.get("notes", []), *paper["notes"]],
         maps=found.get("maps", False),
+        figure=found.get("figure"),
     )

@@ -184,10 +184,11 @@ class _Run:
         rows = self._read()
         self.plan = self._plan()
         calls = {pair: _row_call(*pair) for pair in set(zip(rows["method"], rows["params"], strict=True))}
-        asked = [*(self.plan.metrics if self.plan else ()), *rows["metric"].unique()]
-        self.columns = {call: _column(call, self.plan) for call in asked if call}
+        planned = [as_column(call, self.plan.protocol) for call in self.plan.metrics] if self.plan else []
+        found = {call: as_column(call) for call in rows["metric"].unique() if call}
+        self.columns = list(dict.fromkeys([*planned, *found.values()]))
         rows["call"] = [calls[pair] for pair in zip(rows["method"], rows["params"], strict=True)]
-        rows["column"] = [self.columns[one].call if one else "" for one in rows["metric"]]
+        rows["column"] = [found[one].call if one else "" for one in rows["metric"]]
         self.failed = rows[rows["error"].notna()]
         good = rows[rows["error"].isna() & (rows["method"] != "") & (rows["metric"] != "")]
         # Another version of a method, or another image of the same name, has another key; the newest is what counts.
@@ -212,7 +213,7 @@ class _Run:
 
     def metrics(self) -> list[Column]:
         present = set(self.good["column"])
-        return [column for column in self.columns.values() if column.call in present]
+        return [column for column in self.columns if column.call in present]
 
     def settings(self, methods: list[str], metrics: list[Column]) -> list[Setting]:
         calls = [column.call for column in metrics]
@@ -292,17 +293,15 @@ def _row_call(method: str, params: str) -> str:
     return join_call(method, given) if method else ""
 
 
-def _column(call: str, plan: Plan | None) -> Column:
-    """The metric of a call as the plan meant it: the plan's protocol is part of what was measured."""
+def as_column(call: str, protocol: str | None = None) -> Column:
+    """The metric of a call; one of a plan gets the plan's protocol, as it does when it is measured."""
     from vitrail.evaluating import build_metrics
 
-    for protocol in dict.fromkeys([plan.protocol if plan else None, None]):
-        try:
-            metric = build_metrics([call], protocol)[0]
-        except VitrailError:
-            continue  # a metric without this protocol, or one that is not registered here
-        return Column(join_call(metric.info.name, metric.given()), metric)
-    return Column(call)
+    try:
+        metric = build_metrics([call], protocol)[0]
+    except VitrailError:
+        return Column(call)  # not registered here
+    return Column(join_call(metric.info.name, metric.given()), metric)
 
 
 def _stacked(lists: Any, places: list[tuple[int, int, int]], images: int) -> dict[tuple[int, int], Floats]:

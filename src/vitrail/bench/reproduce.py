@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.bench.claims import Values, Verdict, judge
 from vitrail.bench.paper_cells import Cell, Rows, make_cell
+from vitrail.bench.paper_figures import draw_figure
 from vitrail.bench.paper_jobs import Asked, Job, ask, make_jobs, prepare
 from vitrail.bench.paper_metrics import paper_metrics
 from vitrail.bench.papers import Target, find_target
 from vitrail.bench.run import Loader, ModelRun, Outcome, Step, load_model
-from vitrail.bench.store import Store
+from vitrail.bench.store import Store, environment
 from vitrail.data.base import DataSet, read_indices
 from vitrail.files import write_together
 from vitrail.models.view import View
@@ -111,9 +112,9 @@ def rows_of(
     """Runs a plan and gives the stored rows of its model and its images."""
     (spec,), store = job.plan.models, Store(out)
     with store.locked():
-        store.begin(job.plan, view.device)
-        worker = ModelRun(job.plan, spec.name, view, data, store, Outcome(), watch)
-        worker.go(None, store.done(retry))
+        worker = ModelRun(job.plan, spec.name, view, data, store, Outcome(), watch, retry)
+        store.begin(job.plan, environment(view.device))
+        worker.go(None, store.done())
     rows = store.rows()
     rows = rows[(rows["model_hash"] == worker.model_hash) & rows["image"].isin(data.ids)]
     # the store also keeps what older versions of a method gave
@@ -198,10 +199,11 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(result: Result) -> Result:
-    """Writes the table as CSV and, with claims and notes, as JSON."""
+    """Writes the table as CSV, with claims and notes as JSON, and the figure of a target that is one."""
     import pandas as pd
 
     table = pd.DataFrame([cell.as_dict() for cell in result.cells]).to_csv(index=False)
     text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False)
-    write_together({result.folder / "table.csv": table.encode(), result.folder / "result.json": text.encode()})
+    files = {"table.csv": table.encode(), "result.json": text.encode(), **draw_figure(result.target, result.cells)}
+    write_together({result.folder / name: content for name, content in files.items()})
     return result

@@ -7,7 +7,7 @@ import io
 import json
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.store import Keeper, Store
+from vitrail.bench.plan import ModelSpec, Plan, data_name
+from vitrail.bench.store import Keeper, Store, environment
 from vitrail.data.base import DataSet, Example
 from vitrail.engine.scoring import fixed_chunks
 from vitrail.errors import VitrailError
@@ -36,8 +36,10 @@ from vitrail.evaluating import (
 )
 from vitrail.explaining import BATCH
 from vitrail.images import image_hash
+from vitrail.methods.base import Method
 from vitrail.metrics.annotations import class_map
 from vitrail.metrics.base import Metric
+from vitrail.metrics.calls import join_call
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 from vitrail.preprocessing import Preprocess
@@ -60,8 +62,14 @@ class Outcome:
     known: int = 0  # measured before
     rows: int = 0
     errors: int = 0
+    failed_before: int = 0  # rows of the plan that an earlier call could not measure, and this one did not try again
     first_error: str | None = None
     seconds: float = 0.0
+
+    @property
+    def failed(self) -> int:
+        """All rows of the plan that have no value, whenever they failed."""
+        return self.errors + self.failed_before
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Step:
     model: str
     done: int
     total: int
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[Mapping[str, Any]]
 
 
 def load_model(spec: ModelSpec) -> View:
@@ -108,9 +116,10 @@ def run(
         data = open_plan_data(plan)
         for spec in plan.models:
             view = load(spec)
-            store.begin(plan, view.device)
-            ModelRun(plan, spec.name, view, data, store, outcome, watch).go(positions, store.done(retry))
-            del view
+            worker = ModelRun(plan, spec.name, view, data, store, outcome, watch, retry)
+            store.begin(plan, environment(view.device))  # only now: what the plan names is known to be there
+            worker.go(positions, store.done())
+            del view, worker
     outcome.seconds = time.perf_counter() - begin
     return outcome
 
@@ -132,6 +141,7 @@ class ModelRun:
     keeper: Keeper
     outcome: Outcome
     watch: Callable[[Step], None] | None = None
+    retry: bool = False
     buffer: list[dict[str, Any]] = field(default_factory=list)
     maps: dict[str, Tensor] = field(default_factory=dict)
     pictures: list[dict[str, Any]] = field(default_factory=list)
@@ -141,12 +151,14 @@ class ModelRun:
         plan, view = self.plan, self.view
         self.remap = class_map(view, self.data)
         self.explained = explained_classes(plan.target, plan.protocol)
-        self.methods = dict(zip(plan.methods, build_methods(view, plan.methods), strict=True))
+        # by what they are, not by how the plan spells them: tis and tis(masks=1024) are the same work
+        self.methods = {_call(one): one for one in build_methods(view, plan.methods)}
         # of the plan, not of what is missing: a run that was stopped goes on with the same traces
         self.common = common_wishes(list(self.methods.values()))
-        self.metrics = dict(zip(plan.metrics, build_metrics(plan.metrics, plan.protocol), strict=True))
+        self.metrics = {_call(one): one for one in build_metrics(plan.metrics, plan.protocol)}
         about = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
         self.model_hash = _hash(view.fingerprint(), about)
+        self.data_name = data_name(plan.data)
         self.size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
         self.pairs: list[Pair] = [
             (method, metric, kind)
@@ -157,8 +169,8 @@ class ModelRun:
         ]
         self.written = time.monotonic()
 
-    def go(self, positions: Sequence[int] | None, done: set[str]) -> None:
-        """Images in order, but for what is done; those that lack the same go together."""
+    def go(self, positions: Sequence[int] | None, done: Mapping[str, str | None]) -> None:
+        """Images in order, but for what is done (key → error); those that lack the same go together."""
         waiting = dict[tuple[Pair, ...], list[tuple[Example, str]]]()
         places = range(len(self.data)) if positions is None else positions
         with ExitStack() as stack:
@@ -174,29 +186,41 @@ class ModelRun:
                         self._measure(waiting.pop(pairs), pairs)
                 self._tell(count, len(places))
 
-    def _read(self, place: int, done: set[str]) -> tuple[tuple[Pair, ...], Example, str] | None:
+    def _read(self, place: int, done: Mapping[str, str | None]) -> tuple[tuple[Pair, ...], Example, str] | None:
         """What an image lacks, the image and its hash; None if nothing, or if it is broken."""
         try:
             example = self.data[place]
-        except VitrailError as error:
+        except Exception as error:
             name = self.data.ids[place]
-            key = _hash(self.model_hash, name)
-            if key not in done:
-                self._note([{"image": name, "error": str(error), "key": key}], errors=1)
+            if self._lacks(key := self._reading_key(name), done):
+                self._note([{"image": name, "error": _told(error), "key": key}], errors=1)
             return None
+        if done.get(key := self._reading_key(example.id)):  # it could not be read before
+            self._keep([{"image": example.id, "key": key}])
         content = image_hash(example.image)
         about = _hash(example.id, content, _annotations(example))
-        lacking = tuple(pair for pair in self.pairs if self._key(about, pair) not in done)
+        lacking = tuple(pair for pair in self.pairs if self._lacks(self._key(about, pair), done))
         if not lacking:
             self.outcome.known += 1
             return None
         return lacking, example, about
 
+    def _lacks(self, key: str, done: Mapping[str, str | None]) -> bool:
+        """Whether a row is still to be made; one that failed is not, unless it shall be tried again."""
+        if key not in done:
+            return True
+        reason = done[key]
+        if reason is None or self.retry:
+            return reason is not None
+        self.outcome.failed_before += 1
+        self.outcome.first_error = self.outcome.first_error or reason
+        return False
+
     def _measure(self, group: list[tuple[Example, str]], pairs: tuple[Pair, ...]) -> None:
         """All rows of some images, put into the buffer together."""
         hashes = {id(example): about for example, about in group}
         rows: list[dict[str, Any]] = []
-        errors = 0
+        errors, seen = 0, set[int]()
         if self.view.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.view.device)
         for kind in self.explained:
@@ -206,13 +230,16 @@ class ModelRun:
                     wanted.setdefault(method, []).append(metric)
             for found in self._findings([example for example, _ in group], wanted, kind):
                 about = hashes[id(found.example)]
-                errors += isinstance(found, Failure)
+                if isinstance(found, Failure):
+                    errors += 1
+                else:
+                    seen.add(id(found.example))
                 for pair, row in self._failed(found) if isinstance(found, Failure) else self._rows(found):
                     rows.append({**row, "metric": pair[1], "key": self._key(about, pair), "image_hash": about})
         self._note(rows, errors)
         self.outcome.images += len(group)
         if self.plan.maps:
-            self.pictures += [self._picture(example) for example, _ in group]
+            self.pictures += [self._picture(example) for example, _ in group if id(example) in seen]
 
     def _findings(
         self, examples: list[Example], wanted: dict[str, list[str]], kind: Explained, share: bool = True
@@ -223,8 +250,8 @@ class ModelRun:
             common = self.common if share else {}
             yield from list(Work(self.view, tasks, (kind,), self.remap, common).measure(examples))
             return
-        except (VitrailError, torch.OutOfMemoryError, RuntimeError) as error:
-            reason = f"{type(error).__name__}: {error}" if not isinstance(error, VitrailError) else str(error)
+        except Exception as error:  # whatever a method or metric of anyone raises; nothing is written in here
+            reason = _told(error)
         if len(examples) > 1:
             for example in examples:
                 yield from self._findings([example], wanted, kind)
@@ -262,19 +289,23 @@ class ModelRun:
         yield (found.method, found.metric, found.kind), row
 
     def _note(self, rows: list[dict[str, Any]], errors: int) -> None:
-        """Puts rows into the buffer, which becomes a part every few seconds."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if self.view.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.view.device)
-        common = {"model": self.name, "model_hash": self.model_hash, "data": self.plan.data, "memory": peak}
-        empty = {"method": "", "params": "{}", "metric": "", "value": float("nan"), "explained": ""}
-        now = datetime.now(UTC)
-        self.buffer += [{**empty, **row, **common, "time": now} for row in rows]
+        """Keeps rows, counts them, and has them told to whoever watches."""
+        self._keep(rows)
         self.outcome.rows += len(rows)
         self.outcome.errors += errors
         if errors and self.outcome.first_error is None:
             self.outcome.first_error = next(row["error"] for row in rows if row.get("error"))
         self.fresh += rows
+
+    def _keep(self, rows: list[dict[str, Any]]) -> None:
+        """Puts rows into the buffer, which becomes a part every few seconds."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if self.view.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.view.device)
+        common = {"model": self.name, "model_hash": self.model_hash, "data": self.data_name, "memory": peak}
+        empty = {"method": "", "params": "{}", "metric": "", "value": float("nan"), "explained": ""}
+        now = datetime.now(UTC)
+        self.buffer += [{**empty, **row, **common, "time": now} for row in rows]
 
     def _tell(self, done: int, total: int) -> None:
         if time.monotonic() - self.written > EVERY:
@@ -318,6 +349,10 @@ class ModelRun:
         spared = self.metrics[metric].info.name in self.plan.cheap_only
         return not spared or sum(self.methods[method].passes()) <= CHEAP
 
+    def _reading_key(self, name: str) -> str:
+        """Of the row that says that an image cannot be read: without its content its name must do."""
+        return _hash(self.model_hash, self.data_name, name)
+
     def _key(self, about: str, pair: Pair) -> str:
         method, metric = self.methods[pair[0]], self.metrics[pair[1]]
         how = [method.info.name, method.version, {name: getattr(method, name) for name in method.parameters()}]
@@ -334,6 +369,14 @@ class Failure:
     metric: str
     kind: str
     reason: str
+
+
+def _call(one: Method | Metric) -> str:
+    return join_call(one.info.name, one.given())
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}"
 
 
 def _all(metric: Metric) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -42,7 +42,8 @@ def schema() -> pa.Schema:
         ("key", text), ("model", text), ("model_hash", text), ("data", text), ("image", text), ("image_hash", text),
         ("method", text), ("params", text), ("metric", text), ("value", number), ("target", pa.int64()),
         ("explained", text), ("label", pa.int64()), ("curve", pa.list_(number)), ("parts", pa.list_(number)),
-        ("seconds", number), ("memory", pa.int64()), ("error", text), ("time", pa.timestamp("us", tz="UTC")),
+        ("ties", number), ("seconds", number), ("memory", pa.int64()), ("error", text),
+        ("time", pa.timestamp("us", tz="UTC")),
     ])  # fmt: skip
 
 
@@ -78,9 +79,10 @@ class Store:
                     f"{self.folder} is being worked on by {who}: wait for it, or watch it with vitrail bench --watch "
                     f"{self.folder}."
                 ) from None
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+            with suppress(OSError):  # a full disk: who has the lock is only for others to read
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}")
+                file.flush()
             yield
 
     def plan(self) -> Plan:
@@ -90,11 +92,11 @@ class Store:
         path = self.folder / "environment.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
-    def begin(self, plan: Plan, device: torch.device) -> None:
-        """Notes the plan, and where and with what it runs."""
+    def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
+        """Notes the plan, and where and with what it runs (see ``environment``)."""
         plan.write(self.folder / "plan.toml")
-        about = json.dumps(environment(device), indent=1).encode()
-        save_atomically(self.folder / "environment.json", lambda file: file.write(about))
+        text = json.dumps(about, indent=1).encode()
+        save_atomically(self.folder / "environment.json", lambda file: file.write(text))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes a part; all of its rows or none."""
@@ -119,22 +121,31 @@ class Store:
         save_atomically(self._part("pictures", "parquet"), lambda file: pq.write_table(table, file))
 
     def rows(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """All rows; of a key that is there twice the last."""
+        """All rows; of a key that is there twice the last.
+
+        A row without method and error says that an image can be read again: it takes away the error, and itself.
+        """
         import pandas as pd
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        wanted = None if columns is None else list(dict.fromkeys([*columns, "key", "time"]))
+        wanted = None if columns is None else list(dict.fromkeys([*columns, "key", "time", "method", "error"]))
         tables = [pq.read_table(path, columns=wanted) for path in self._parts("rows", "parquet")]
-        whole = pa.concat_tables(tables) if tables else schema().empty_table().select(wanted or schema().names)
+        tables = tables or [schema().empty_table().select(wanted or schema().names)]
+        whole = pa.concat_tables(tables, promote_options="default")  # parts of an older version may lack a column
         frame = whole.to_pandas(timestamp_as_object=False)
         assert isinstance(frame, pd.DataFrame)
-        return frame.sort_values("time", kind="stable").drop_duplicates("key", keep="last").reset_index(drop=True)
+        last = frame.sort_values("time", kind="stable").drop_duplicates("key", keep="last")
+        return last[(last["method"] != "") | last["error"].notna()].reset_index(drop=True)
 
-    def done(self, without_errors: bool = False) -> set[str]:
-        """The keys of all rows, or of those that did not fail."""
-        rows = self.rows(["error"])
-        return set(rows[rows["error"].isna()]["key"] if without_errors else rows["key"])
+    def done(self) -> dict[str, str | None]:
+        """The keys of all rows, and of those that failed why."""
+        rows = self.rows([])
+        failed = rows["error"].notna()
+        return {
+            **dict.fromkeys(rows["key"][~failed]),
+            **dict(zip(rows["key"][failed], rows["error"][failed], strict=True)),
+        }
 
     def maps(self) -> dict[str, np.ndarray[Any, Any]]:
         from safetensors.numpy import load_file

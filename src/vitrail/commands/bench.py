@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
+from vitrail.bench.board import Board, board_of, image_ids
 from vitrail.bench.cluster import run_on_cluster
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Outcome, Step, load_model
 from vitrail.bench.run import run as run_plan
 from vitrail.bench.store import Store
 from vitrail.errors import VitrailError
-from vitrail.metrics.calls import join_call, split_list
-from vitrail.metrics.statistics import interval
+from vitrail.metrics.calls import split_list
 from vitrail.models.view import View
+from vitrail.progress import watched
 
-WIDTH, CELL = 62, 24  # columns of the terminal that the method takes, and each metric
-RESAMPLES = 200  # of its intervals
-BAR = 16
+LINE_EVERY = 30.0  # seconds
 
 
 def make_plan(
@@ -61,134 +58,92 @@ def default_model(data: str) -> str:
     return "scenes" if data.split(":", maxsplit=1)[0] == "scenes" else "photo"
 
 
-def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = None) -> int:
-    """Runs the plan and says what came of it; returns how much failed."""
+def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = None, workers: int | None = None) -> int:
+    """Runs the plan and says what came of it; returns how much of it could not be measured, now or before."""
+    if workers is not None and cluster is None:
+        raise VitrailError(f"--workers {workers} is for a cluster: give --cluster too.")
     told = Console(highlight=False)
 
     def load(spec: ModelSpec) -> View:
         return load_model(replace(spec, options={"device": device, **spec.options}))
 
     told.print(f"Run [bold]{escape(str(out))}[/]: Ctrl-C keeps what is done, the same command goes on.", soft_wrap=True)
-    board = Board()
-    for rows in _before(out):
-        board.add(rows)
-    with Live(console=told, refresh_per_second=2, transient=not told.is_terminal, get_renderable=board.draw):
-        if cluster is None:
-            outcome = run_plan(plan, out, load=load, watch=board.see, retry=retry)
-        else:
-            outcome = run_on_cluster(plan, out, cluster, load=load, watch=board.see, retry=retry)
-    if not told.is_terminal:
-        told.print(board.draw())
+    store, ids = Store(out), image_ids(plan)
+    board = board_of(plan, store, ids, errors=not retry)  # which are tried again
+    live = Live(board, console=told, refresh_per_second=1) if told.is_terminal else None
+    watch = board.see if live else Lines(board, told).see
+    try:
+        with live or nullcontext(), watched(lambda what, done, total: None):  # bars within an image would disturb
+            if cluster is None:
+                outcome = run_plan(plan, out, load=load, watch=watch, retry=retry)
+            else:
+                outcome = run_on_cluster(plan, out, cluster, load=load, watch=watch, retry=retry, workers=workers)
+            final = board_of(plan, store, ids)
+            if live:
+                live.update(final)
+    except VitrailError as error:
+        if board.begin or isinstance(error.__cause__, OSError):
+            _tell_kept(told, out)
+        raise
+    if not live:
+        told.print(final)
     _conclude(told, outcome, out)
-    return outcome.errors
+    return outcome.failed
 
 
-def _before(out: Path) -> Iterable[list[dict[str, Any]]]:
-    store = Store(out)
-    if (out / "rows").is_dir():
-        yield store.rows(["model", "method", "params", "metric", "value", "seconds", "error"]).to_dict("records")
+def _tell_kept(told: Console, out: Path) -> None:
+    rows = Store(out).rows(["image"])
+    told.print(
+        f"The run ended early. {rows['image'].nunique()} images with {len(rows)} rows were measured and ", end=""
+    )
+    told.print(f"kept in [bold]{escape(str(out))}[/]; the same command goes on.", soft_wrap=True)
 
 
 def _conclude(told: Console, outcome: Outcome, out: Path) -> None:
     told.print(f"{outcome.images} images measured, {outcome.known} known before: {outcome.rows} rows in ", end="")
     told.print(f"{outcome.seconds:.0f} s.")
-    if outcome.errors:
-        told.print(f"[red]{outcome.errors} could not be measured[/]; the rows say why. The first: ", end="")
+    if outcome.failed:
+        before = f" ({outcome.failed_before} in an earlier call: --retry tries again)" if outcome.failed_before else ""
+        told.print(f"[red]{outcome.failed} could not be measured[/]{before}; the rows say why. The first: ", end="")
         told.print(escape(outcome.first_error or ""), soft_wrap=True)
     told.print(f"Report: [bold]vitrail report {escape(str(out))}[/]", soft_wrap=True)
 
 
 def watch_run(folder: Path, every: float = 2.0, once: bool = False) -> None:
-    """Shows a run as it grows, from its files alone."""
+    """Shows a run as it grows, from its files alone, until it is complete."""
     if not (folder / "plan.toml").exists():
         raise VitrailError(f"{folder} is no run folder: there is no plan.toml in it.")
     store, told = Store(folder), Console(highlight=False)
-    with Live(console=told, refresh_per_second=1) as live:
+    plan = store.plan()
+    ids = image_ids(plan)
+    first = board_of(plan, store, ids)
+    with Live(console=told, auto_refresh=False) as live:
         while True:
-            board = Board()
-            rows = store.rows(["model", "image", "method", "params", "metric", "value", "seconds", "error"])
-            board.add(rows.to_dict("records"))
-            for model, own in rows.groupby("model"):
-                board.done[str(model)] = own["image"].nunique()
-            live.update(board.draw())
-            if once:
+            began = time.monotonic()
+            if store.plan() != plan:  # someone went on with another one
+                plan = store.plan()
+                ids = image_ids(plan)
+                first = board_of(plan, store, ids)
+            for spec in plan.models:
+                first.start(spec.name, began)
+            board = board_of(plan, store, ids)
+            board.begin, board.baseline = first.begin, first.baseline
+            live.update(board, refresh=True)
+            if once or board.complete:
                 return
-            time.sleep(every)
+            time.sleep(max(every, 9 * (time.monotonic() - began)))  # large runs are read less often
 
 
 @dataclass
-class Board:
-    """The live table: how far each method is, what it costs, and the means so far."""
+class Lines:
+    """In place of the live table where there is no terminal: a line now and then."""
 
-    values: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)  # model, method, metric
-    seconds: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    done: dict[str, int] = field(default_factory=dict)
-    total: dict[str, int] = field(default_factory=dict)
-    errors: int = 0
-    begin: dict[str, tuple[float, int]] = field(default_factory=dict)
+    board: Board
+    told: Console
+    said: float = field(default_factory=time.monotonic)
 
     def see(self, step: Step) -> None:
-        self.add([{**row, "model": step.model} for row in step.rows])
-        self.begin.setdefault(step.model, (time.monotonic(), step.done - 1))
-        self.done[step.model], self.total[step.model] = step.done, step.total
-
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        for row in rows:
-            if isinstance(row.get("error"), str):
-                self.errors += 1
-                continue
-            params = row["params"]
-            call = row["method"] if params == "{}" else join_call(row["method"], _json(params))
-            self.values.setdefault((row["model"], call, row["metric"]), []).append(float(row["value"]))
-            self.seconds.setdefault((row["model"], call), []).append(float(row["seconds"]))
-
-    def draw(self) -> Group:
-        return Group(*(self._of(model) for model in self.done), *self._failures())
-
-    def _failures(self) -> list[Text]:
-        return [Text(f"{self.errors} could not be measured", style="red")] if self.errors else []
-
-    def _of(self, model: str) -> Table:
-        metrics = list(dict.fromkeys(metric for own, _, metric in self.values if own == model))
-        shown = metrics[: max(1, (Console().width - WIDTH) // CELL)]
-        done, total = self.done[model], self.total.get(model)
-        table = Table(box=None, header_style="dim", title=self._title(model, done, total), title_justify="left")
-        table.add_column("method", no_wrap=True)
-        table.add_column("images", justify="right", no_wrap=True, min_width=6)
-        table.add_column("s/image", justify="right", no_wrap=True, min_width=7)
-        for metric in shown:
-            table.add_column(metric, justify="right", no_wrap=True)
-        if len(metrics) > len(shown):
-            table.add_column(f"… {len(metrics) - len(shown)} more", no_wrap=True)
-        for call in dict.fromkeys(method for own, method, _ in self.values if own == model):
-            spent = self.seconds[model, call]
-            count = max((len(self.values.get((model, call, metric), ())) for metric in metrics), default=0)
-            cells = [_mean(self.values.get((model, call, metric), [])) for metric in shown]
-            table.add_row(escape(call), str(count), f"{np.mean(spent):.3f}", *cells)
-        return table
-
-    def _title(self, model: str, done: int, total: int | None) -> str:
-        if not total:
-            return f"{escape(model)}: {done} images"
-        filled = BAR * done // total
-        start, before = self.begin[model]
-        rate = (done - before) / max(time.monotonic() - start, 1e-9)
-        left = (total - done) / rate if rate else 0
-        bar = "█" * filled + "·" * (BAR - filled)
-        return f"{escape(model)} {bar} {done}/{total} images, {rate:.2f}/s, {left / 60:.1f} min left"
-
-
-def _mean(values: list[float]) -> str:
-    known = np.array(values, dtype=float)
-    known = known[~np.isnan(known)]
-    if not len(known):
-        return "–"
-    low, high = interval(known, resamples=RESAMPLES)
-    return f"{known.mean():.3f} ±{(high - low) / 2:.3f}"
-
-
-def _json(text: str) -> dict[str, Any]:
-    import json
-
-    found: dict[str, Any] = json.loads(text)
-    return found
+        self.board.see(step)
+        if time.monotonic() - self.said > LINE_EVERY:
+            self.told.print(self.board.line(step.model), soft_wrap=True, markup=False)
+            self.said = time.monotonic()

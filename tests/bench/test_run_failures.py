@@ -1,0 +1,208 @@
+"""Runs that meet what is broken: images, methods, a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from pyarrow import parquet
+from tests.bench.run_plans import own_methods, plan, same, table  # noqa: F401
+from typer.testing import CliRunner
+
+import vitrail
+from vitrail import VitrailError
+from vitrail.bench import run as running
+from vitrail.bench.reading import read_results
+from vitrail.bench.run import run
+from vitrail.bench.store import Store
+from vitrail.cli import app, main
+from vitrail.data import Scenes
+from vitrail.methods import registry
+
+
+def test_what_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
+    for i, scene in enumerate(Scenes(8, seed=2)):
+        Image.fromarray(scene.image).save(tmp_path / f"{i}.png")
+    (tmp_path / "3.png").write_bytes(b"not a picture")
+    chosen = plan(data=f"folder:{tmp_path}", methods=["tests_failing", "random"], target=None, batch_size=4)
+    found = run(chosen, tmp_path / "run")
+    rows = Store(tmp_path / "run").rows()
+    broken = rows[rows["error"].notna()]
+    unreadable = broken[broken["method"] == ""]
+    assert list(unreadable["image"]) == ["3.png"]
+    assert "3.png" in unreadable["error"].iloc[0]
+    failed = broken[broken["method"] == "tests_failing"]
+    assert failed["error"].str.contains("too bright|NaN").all()
+    assert {"too bright", "NaN"} <= {w for e in failed["error"] for w in ("too bright", "NaN") if w in e}
+    assert found.errors == len(broken) > 4
+    fine = rows[rows["error"].isna()]
+    assert set(fine[fine["method"] == "random"]["image"]) == {f"{i}.png" for i in range(8) if i != 3}
+    assert len(rows) == 1 + 7 * 2 * 2
+    assert run(chosen, tmp_path / "run").rows == 0, "failures are not tried again"
+    Image.fromarray(Scenes(1)[0].image).save(tmp_path / "3.png")
+    again = run(chosen, tmp_path / "run", retry=True)
+    assert again.images >= 1
+    assert "3.png" in set(Store(tmp_path / "run").rows()["image"])
+    told = CliRunner().invoke(
+        app, ["bench", str(tmp_path / "run" / "plan.toml"), "--out", str(tmp_path / "run"), "--retry"]
+    )
+    assert told.exit_code == 1
+    assert "could not be measured" in told.output
+
+
+@pytest.mark.parametrize("error", [ValueError("svd did not converge"), IndexError("no block 12"), MemoryError("much")])
+def test_an_error_of_any_kind_is_a_row(
+    tmp_path: Path, error: Exception, method_that_raises: list[BaseException]
+) -> None:
+    method_that_raises.append(error)
+    chosen = plan(images=3, methods=["tests_raising", "random"], batch_size=2)
+    found = run(chosen, tmp_path)
+    assert (found.images, found.rows, found.errors) == (3, 3 * 2 * 2, 3 * 2)
+    rows = Store(tmp_path).rows()
+    failed = rows[rows["error"].notna()]
+    assert set(failed["method"]) == {"tests_raising"}
+    assert set(failed["error"]) == {f"{type(error).__name__}: {error}"}
+    assert rows.loc[rows["method"] == "random", "value"].notna().all()
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(3)])
+def test_who_stops_a_run_is_heard(tmp_path: Path, stop: BaseException, method_that_raises: list[BaseException]) -> None:
+    method_that_raises.append(stop)
+    with pytest.raises(type(stop)):
+        run(plan(images=2, methods=["random", "tests_raising"]), tmp_path)
+
+
+@pytest.fixture
+def method_that_raises() -> Iterator[list[BaseException]]:
+    """The method tests_raising, which raises what is put into the list."""
+    given: list[BaseException] = []
+
+    @vitrail.method("tests_raising")
+    def raising(model, images, target):  # type: ignore[no-untyped-def]
+        raise given[0]
+
+    yield given
+    registry._METHODS.pop("tests_raising")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Three pictures, one of them broken."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for i, scene in enumerate(Scenes(3, seed=2)):
+        Image.fromarray(scene.image).save(folder / f"{i}.png")
+    (folder / "1.png").write_bytes(b"not a picture")
+    return folder
+
+
+def test_errors_of_an_earlier_call_are_told_again(tmp_path: Path, pictures: Path) -> None:
+    arguments = ["bench", "--data", str(pictures), "--model", "scenes", "--methods", "random", "--metrics",
+                 "sparseness", "--out", str(tmp_path / "run")]  # fmt: skip
+    for measured in (2, 0):
+        told = CliRunner().invoke(app, arguments)
+        assert told.exit_code == 1
+        assert f"{measured} images measured" in told.output
+        assert "1 could not be measured" in told.output
+        assert "1.png" in told.output
+    assert "an earlier call" in told.output
+    Image.new("RGB", (64, 64), "red").save(pictures / "1.png")
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 0, told.output
+    assert "could not be measured" not in told.output
+
+
+def test_a_repaired_image_is_no_error_any_more(tmp_path: Path, pictures: Path) -> None:
+    good = (pictures / "0.png").read_bytes()
+    chosen = plan(data=str(pictures), methods=["random"], metrics=["sparseness"], target=None)
+
+    def errors() -> list[str]:
+        rows = Store(tmp_path / "run").rows()
+        return rows.loc[rows["error"].notna(), "image"].tolist()
+
+    run(chosen, tmp_path / "run")
+    assert errors() == ["1.png"]
+    Image.new("RGB", (64, 64), "red").save(pictures / "1.png")
+    (pictures / "0.png").write_bytes(b"broken now")
+    found = run(chosen, tmp_path / "run")
+    assert (found.images, found.rows, found.failed) == (1, 2, 1)
+    assert errors() == ["0.png"]
+    (pictures / "0.png").write_bytes(good)
+    assert run(chosen, tmp_path / "run").rows == 0, "what is known of this content is still there"
+    assert errors() == []
+    assert len(Store(tmp_path / "run").rows()) == 3
+    assert read_results([tmp_path / "run"]).failures == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here (needs root)")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_loses_nothing_that_was_written(
+    tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "EVERY", 0.0)
+    with pytest.raises(VitrailError, match=os.strerror(errno.ENOSPC)):
+        run(plan(), small_disk)
+    written = Store(small_disk).rows()
+    assert len(written) > 4
+    assert not list(small_disk.rglob(".vitrail-*"))
+    shutil.copytree(small_disk, tmp_path / "copy")
+    run(plan(), tmp_path / "copy")
+    run(plan(), tmp_path / "whole")
+    same(table(tmp_path / "copy"), table(tmp_path / "whole"))
+
+
+def test_a_full_disk_is_told_on_the_command_line(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "EVERY", 0.0)
+    check_full_disk(small_disk, monkeypatch, capsys)
+
+
+def test_a_disk_that_fills_is_told_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same where no small disk can be mounted: the third part does not fit."""
+    monkeypatch.setattr(running, "EVERY", 0.0)
+    put, parts = parquet.write_table, list[object]()
+
+    def write(table: object, file: object) -> None:
+        parts.append(table)
+        if len(parts) > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(table, file)
+
+    monkeypatch.setattr(parquet, "write_table", write)
+    check_full_disk(tmp_path / "run", monkeypatch, capsys)
+
+
+def check_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["vitrail", "bench", "--data", "scenes:16@5", "--methods", "random", "--metrics", "sparseness",
+                 "--target", "label", "--batch-size", "1", "--out", str(folder)]  # fmt: skip
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 1
+    rows = Store(folder).rows()
+    assert len(rows)
+    kept = f"{rows['image'].nunique()} images with {len(rows)} rows were measured and kept"
+    assert kept in " ".join(said.out.split())
+    told = " ".join(said.err.split())
+    assert told.count("Error:") == 1
+    assert os.strerror(errno.ENOSPC) in told
+    assert "Traceback" not in told
