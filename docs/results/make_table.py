@@ -57,7 +57,7 @@ METHODS = [
 AREAS = ["insertion", "deletion", "insertion_minus_deletion"]
 METRICS = ["positive_auc", "negative_auc", "aopc", "log_odds", "token_deletion_accuracy", "token_insertion_accuracy",
            "token_deletion_aopc", "token_insertion_aopc", "sparseness", "completeness"]  # fmt: skip
-ON_BOXES = ["pointing_game", "energy_pointing_game", "box_localization"]
+ON_BOXES = ["pointing_game", "energy_pointing_game", "box_localization", "box_localization(kind=max_box_acc)"]
 ON_MASKS = [*ON_BOXES, "pixel_accuracy", "mean_iou", "mean_ap", "segmentation_ap"]
 ON_OBJECTS = ["discriminativity", "discriminativity(reading=hit)"]
 KNOWN = {"nothing": [], "boxes": ON_BOXES, "masks": ON_MASKS, "objects": ON_MASKS + ON_OBJECTS}

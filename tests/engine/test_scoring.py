@@ -15,6 +15,7 @@ import vitrail
 from vitrail.engine.noise import noise
 from vitrail.engine.scoring import Pictures, Scorer, score
 from vitrail.methods.registry import build_method, get_method
+from vitrail.progress import watched
 
 TARGET = 1
 
@@ -101,6 +102,20 @@ def test_small_differences_are_never_rounded(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.undo()
         assert torch.equal(found, build_method(method, view).attribute(image, TARGET))
         monkeypatch.setattr("vitrail.engine.scoring.gains", lambda view: True)
+
+
+@pytest.mark.parametrize(("method", "params", "asked"), [
+    ("kernel_shap", {"samples": 30}, 32), ("lime", {"samples": 30}, 30), ("hsic", {"samples": 30}, 30),
+    ("rise", {"masks": 30}, 30), ("occlusion", {}, 17), ("tis", {"masks": 15, "ratio": (0.5, 0.25)}, 30),
+])  # fmt: skip
+def test_one_bar_covers_subsets_of_all_sizes(method: str, params: dict[str, Any], asked: int) -> None:
+    told: list[tuple[str, int, int]] = []
+    with watched(lambda *step: told.append(step)):
+        explained("timm_vit", method, space="tokens", **params)
+    assert {(name, total) for name, _, total in told} == {(method, asked)}
+    done = [step for _, step, _ in told]
+    assert done == sorted(done)
+    assert (done.count(0), done[-1]) == (1, asked)
 
 
 def test_noise_is_noise_and_depends_on_seed_and_number_alone() -> None:

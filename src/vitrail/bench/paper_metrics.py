@@ -15,7 +15,7 @@ from vitrail.engine.scoring import Asking, Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.masking import patch_features
-from vitrail.methods.vit_cx import VitCx, cosine, extremes
+from vitrail.methods.vit_cx import VitCx, extremes, scaled, similarities
 from vitrail.metrics import base
 from vitrail.metrics.base import NOT_APPLICABLE, Case, MapMetric, MethodMetric, Metric, MetricInfo, Needs, Scored
 from vitrail.metrics.curves import TOP, ranks
@@ -75,11 +75,11 @@ class MaskRedundancy(MapMetric):
         features = patch_features(case.view, case.pixels, self.layer).float()
         low, high = extremes(features, case.size)
         live = high > low  # a constant channel is no mask
-        features, low, high = features[live], low[live], high[live]
-        if len(features) < 2:
+        if int(live.sum()) < 2:
             return NOT_APPLICABLE
-        similarity = cosine(features, 1 / (high - low), -low / (high - low), case.size)
-        pairs = similarity[*torch.triu_indices(len(features), len(features), 1, device=similarity.device)].clamp(0, 1)
+        similarity = similarities(scaled(features[live], case.size), case.size)
+        count = len(similarity)
+        pairs = similarity[*torch.triu_indices(count, count, 1, device=similarity.device)].clamp(0, 1)
         shares = torch.histc(pairs.float().cpu(), BINS, 0, 1) / len(pairs)
         return Scored(float(pairs.double().mean()), shares.double().tolist())
 

@@ -208,16 +208,19 @@ def side_by_side(jobs: Sequence[Asking[T]]) -> Generator[list[Request], Any, lis
 
 
 def score(requests: Sequence[Request], chunks: list[int] | None = None) -> list[Tensor]:
-    """What each request reads, (M, …)."""
-    groups: dict[Hashable, list[int]] = {}
+    """What each request reads, (M, …). All that have one name move one bar."""
+    groups: dict[str, dict[Hashable, list[int]]] = {}
     for i, request in enumerate(requests):
-        groups.setdefault(request.key, []).append(i)
+        groups.setdefault(request.name, {}).setdefault(request.key, []).append(i)
     found: dict[int, Tensor] = {}
-    for members in groups.values():
-        run = Run([requests[i] for i in members])
-        found.update(zip(members, run.answers(), strict=True))
-        if chunks is not None:
-            chunks.append(run.chunk)
+    for name, own in groups.items():
+        total = sum(requests[i].count for members in own.values() for i in members)
+        with counted(total, name) as bar:
+            for members in own.values():
+                run = Run([requests[i] for i in members])
+                found.update(zip(members, run.answers(bar), strict=True))
+                if chunks is not None:
+                    chunks.append(run.chunk)
     return [found[i] for i in range(len(requests))]
 
 
@@ -228,12 +231,12 @@ class Run:
     requests: list[Request]
     chunk: int = field(default=0, init=False)
 
-    def answers(self) -> list[Tensor]:
+    def answers(self, bar: Any) -> list[Tensor]:
         first = self.requests[0]
         total, done = sum(request.count for request in self.requests), 0
         self.chunk = first_chunk(first.view, first.length)
         parts: list[Tensor] = []
-        with torch.inference_mode(), unchanged(), counted(total, first.name) as bar:
+        with torch.inference_mode(), unchanged():
             while done < total:
                 stop = min(done + self.chunk, total)
                 read = self._try(self._pieces(done, stop))

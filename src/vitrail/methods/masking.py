@@ -12,11 +12,13 @@ from torch import Tensor
 
 from vitrail.engine.noise import Kind, noise
 from vitrail.engine.ops import Walk
-from vitrail.engine.scoring import Asking, Scorer, together
+from vitrail.engine.scoring import Asking, Request, Scorer, together
+from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
+SEEDS = (-(2**63), 2**64)  # those that torch takes
 MASKS_AT_ONCE = {"cpu": 64, "cuda": 256}  # at image size
 
 Explained = Asking[tuple[Tensor, dict[str, Tensor]]]
@@ -27,6 +29,12 @@ class MaskMethod(Method):
     """A method that asks the model about many variants of one image; several images are asked about together."""
 
     no_aggregation: ClassVar[str] = "a mask method has no layers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        seed = getattr(self, "seed", 0)
+        if not SEEDS[0] <= seed < SEEDS[1]:
+            raise VitrailError(f"seed must be a whole number of at most 64 bits, but got {seed}.")
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         """The map of one image (1, 3, H, W) and, by name, what was measured (0-d tensors)."""
@@ -80,6 +88,11 @@ def patch_features(view: View, image: Tensor, layer: str) -> Tensor:
     from vitrail.models.hierarchical import Hierarchical
 
     if isinstance(view, Hierarchical):
+        if layer != "norm1":
+            raise VitrailError(
+                f'layer="{layer}" needs the tokens of a ViT, which {view.name} does not have: leave layer at "norm1", '
+                "which stands for its second-to-last stage."
+            )
         with torch.no_grad():
             return view.features(image)[0]
     assert isinstance(view, ViT)
@@ -108,13 +121,14 @@ def score_token_sets(scorer: Scorer, view: ViT, image: Tensor, present: Tensor) 
     """
     with torch.no_grad():
         tokens = view.embed(image)
-    scores = torch.zeros(len(present), dtype=torch.promote_types(image.dtype, torch.float32), device=image.device)
     sizes = present.sum(1)
-    for size in sizes.unique().tolist():
-        rows = (sizes == size).nonzero()[:, 0]
+    groups = {size: (sizes == size).nonzero()[:, 0] for size in sizes.unique().tolist()}
+
+    def asked(size: int, rows: Tensor) -> Request:
         if size == 0 and view.pools_patches:
-            found = yield scorer.images(1, lambda _: torch.zeros_like(image))
-        else:
-            found = yield scorer.subsets(tokens, present[rows].to(torch.int8).topk(size, dim=1).indices)
-        scores[rows] = found.to(scores.dtype)
-    return scores
+            return scorer.images(1, lambda _: torch.zeros_like(image))
+        return scorer.subsets(tokens, present[rows].to(torch.int8).topk(size, dim=1).indices)
+
+    found = yield [asked(size, rows) for size, rows in groups.items()]
+    scores = torch.cat([own.expand(len(rows)) for own, rows in zip(found, groups.values(), strict=True)])
+    return torch.empty_like(scores).index_copy_(0, torch.cat([*groups.values()]), scores)

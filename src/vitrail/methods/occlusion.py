@@ -27,7 +27,7 @@ from vitrail.methods.masking import (
     weighted_sum,
 )
 from vitrail.methods.registry import method
-from vitrail.methods.vit_cx import extremes
+from vitrail.methods.vit_cx import scaled
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
@@ -38,6 +38,11 @@ def needs_tokens(method: MaskMethod) -> ViT:
     if not isinstance(method.model, ViT):
         raise VitrailError(f'space="tokens" needs tokens, which {method.model.name} does not have: use space="pixels".')
     return method.model
+
+
+def refuse_paint(baseline: float) -> None:
+    if baseline != 0:
+        raise VitrailError(f'baseline is for space="pixels" only: tokens are removed, not painted; got {baseline}.')
 
 
 @method(
@@ -83,6 +88,8 @@ class Rise(SturdyMaskMethod):
 
     def _by_tokens(self, scorer: Scorer, image: Tensor, count: int, share: float) -> Explained:
         view = needs_tokens(self)
+        if self.cells != self.parameters()["cells"]:
+            raise VitrailError(f'cells is for space="pixels" only: patches are removed one by one; got {self.cells}.')
         patches = view.grid[0] * view.grid[1]
         draw = torch.rand((count, patches), generator=torch.Generator().manual_seed(self.seed)).to(image.device)
         chosen = draw < share
@@ -161,6 +168,7 @@ class Occlusion(MaskMethod):
 
     def _by_tokens(self, scorer: Scorer, image: Tensor, window: int, stride: int) -> Explained:
         view = needs_tokens(self)
+        refuse_paint(self.baseline)
         starts = [range(0, stride * (1 + math.ceil((n - window) / stride)), stride) for n in view.grid]
         hidden = torch.zeros(len(starts[0]) * len(starts[1]), *view.grid, dtype=torch.bool, device=image.device)
         for i, (top, left) in enumerate((t, l) for t in starts[0] for l in starts[1]):
@@ -200,12 +208,7 @@ class ScoreCam(SturdyMaskMethod):
             )
             cam = torch.einsum("d,dhw->hw", scores.to(features.dtype).softmax(0), features).clamp(min=0)
             return library_scale(upsampled(library_scale(cam)[None], size)[0]), {"mean_score": scores.mean()}
-        low, high = extremes(features, size)
-        live = high > low
-        if not live.any():
-            raise VitrailError(f"all feature maps of {self.model.name} are constant on this image: there is no mask.")
-        features, low, high = features[live], low[live], high[live]
-        coarse = (features - low[:, None, None]) / (high - low)[:, None, None]
+        coarse = scaled(features, size)
 
         def make(part: slice) -> Tensor:
             return upsampled(coarse[part], size)
@@ -286,7 +289,7 @@ class AtMan(TokenMethod, MaskMethod):
     threshold: float | None = 0.6
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
-        if self.factor < 0:
+        if not self.factor >= 0:
             raise VitrailError(f"factor must be at least 0, but got {self.factor}.")
         view = self.vit
         with torch.no_grad():

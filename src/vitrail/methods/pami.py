@@ -51,6 +51,8 @@ class Pami(SturdyMaskMethod):
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         shifts = self.shifts if self.shifts is not None else SHIFTS if self.protocol == "authors" else ()
+        if any(round(abs(shift) * length / 224) >= length for shift in shifts for length in image.shape[-2:]):
+            raise VitrailError(f"shifts are pixels of a 224 × 224 image and must leave some of it, but got {shifts}.")
         pixels = np.asarray(self.model.preprocessing.denormalise(image[0]))
         maps = torch.from_numpy(np.stack(list(segmentations(pixels, shifts)))).to(image.device)  # (S, H, W)
         regions = torch.tensor(

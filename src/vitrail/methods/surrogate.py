@@ -8,12 +8,13 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from vitrail.engine.scoring import Asking, Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import Explained, MaskMethod, SturdyMaskMethod, score_token_sets
-from vitrail.methods.occlusion import Space, needs_tokens
+from vitrail.methods.occlusion import Space, needs_tokens, refuse_paint
 from vitrail.methods.registry import method
 from vitrail.models.vit import ViT
 
@@ -40,6 +41,7 @@ class SubsetMethod(MaskMethod):
     def scores(self, scorer: Scorer, image: Tensor, present: Tensor) -> Asking[Tensor]:
         """(M,): the scores of the sets (M, cells), True = present."""
         if self.space == "tokens":
+            refuse_paint(self.baseline)
             return (yield from score_token_sets(scorer, needs_tokens(self), image, present))
         grid = self.grid()
 
@@ -69,7 +71,7 @@ class Lime(SubsetMethod, SturdyMaskMethod):
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         self.check(self.samples)
-        if self.sigma <= 0 or self.ridge < 0:
+        if not (self.sigma > 0 and self.ridge >= 0):
             raise VitrailError(f"sigma must be above 0 and ridge not below, but got {self.sigma} and {self.ridge}.")
         rows, columns = self.grid()
         draw = torch.Generator().manual_seed(self.seed)
@@ -107,8 +109,8 @@ class KernelShap(SubsetMethod):
         scorer = self.scorer(target, against, self.output)
         present = coalitions(self.samples, rows * columns, self.seed).to(image.device)
         ends = torch.stack([torch.zeros_like(present[0]), torch.ones_like(present[0])])
-        empty, full = yield from self.scores(scorer, image, ends)
-        scores = yield from self.scores(scorer, image, present)
+        both = yield from self.scores(scorer, image, torch.cat([ends, present]))
+        (empty, full), scores = both[:2], both[2:]
         values = shapley_fit(present, scores, empty, full)
         gained = full - empty
         gap = (values.sum() - gained).abs() / gained.abs().clamp(min=1)  # relative, as of other methods
@@ -165,7 +167,9 @@ class Hsic(SubsetMethod):
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
         self.check(self.samples)
         rows, columns = self.grid()
-        engine = torch.quasirandom.SobolEngine(rows * columns, scramble=True, seed=self.seed)
+        if rows * columns > SobolEngine.MAXDIM:
+            raise VitrailError(f"hsic takes at most {SobolEngine.MAXDIM} cells, but got {rows} × {columns}.")
+        engine = SobolEngine(rows * columns, scramble=True, seed=self.seed)
         present = (engine.draw(self.samples) < 0.5).to(image.device)
         scores = yield from self.scores(self.scorer(target, against, self.output), image, present)
         return dependence(present, scores).view(rows, columns), {"mean_score": scores.mean()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,8 @@ class Tis(TokenMethod, SturdyMaskMethod):
     removing them (the authors' ablation). ``protocol="authors"`` or "tis" adds their min–max.
     """
 
+    version: ClassVar[int] = 2
+
     output: Output = "probability"
     masks: int = 1024
     ratio: float | tuple[float, ...] = 0.5
@@ -43,10 +45,10 @@ class Tis(TokenMethod, SturdyMaskMethod):
         scorer = self.scorer(target, against, self.output)
         with torch.no_grad():
             tokens = self.vit.embed(image)
-        found = []
-        for keep in kept:
-            asked = scorer.subsets(tokens, keep) if self.space == "tokens" else self.painted(scorer, image, keep)
-            found.append((yield asked))
+        found = yield [
+            scorer.subsets(tokens, keep) if self.space == "tokens" else self.painted(scorer, image, keep, i * len(keep))
+            for i, keep in enumerate(kept)
+        ]
         scores = torch.cat(found)
         chosen = torch.cat([indicator(keep, patches, scores.dtype) for keep in kept])  # (M, N)
         values, coverage = mean_score(chosen, scores)
@@ -58,10 +60,9 @@ class Tis(TokenMethod, SturdyMaskMethod):
     def counts(self, patches: int) -> list[int]:
         """How many patches each ratio keeps."""
         ratios = self.ratio if isinstance(self.ratio, tuple | list) else (self.ratio,)
-        counts = [int(ratio * patches) for ratio in ratios]
-        if not ratios or min(ratios) <= 0 or max(ratios) > 1 or min(counts) < 1:
+        if not ratios or not all(0 < ratio <= 1 and int(ratio * patches) for ratio in ratios):
             raise VitrailError(f"ratio must keep one to all of {patches} patches, but got {self.ratio}.")
-        return counts
+        return [int(ratio * patches) for ratio in ratios]
 
     def centroids(self, image: Tensor) -> Tensor:
         """(masks, N): clusters of the outputs of all blocks, each channel one point; all channels if they are few."""
@@ -73,14 +74,15 @@ class Tis(TokenMethod, SturdyMaskMethod):
         points = streams.T.to(torch.promote_types(streams.dtype, torch.float32))  # (L·d, N)
         return points if self.masks >= len(points) else kmeans(points, self.masks, self.seed)
 
-    def painted(self, scorer: Scorer, image: Tensor, keep: Tensor) -> Pictures:
-        """The images whose dropped patches are uniform noise, drawn anew for each mask."""
+    def painted(self, scorer: Scorer, image: Tensor, keep: Tensor, first: int) -> Pictures:
+        """The images whose dropped patches are uniform noise, drawn anew for each mask; ``first``: masks before."""
         rows, columns = self.vit.grid
 
         def make(part: slice) -> Tensor:
             mask = indicator(keep[part], rows * columns, image.dtype).view(-1, 1, rows, columns)
             mask = F.interpolate(mask, size=image.shape[-2:], mode="nearest")
-            return image * mask + drawn("uniform", image, part, self.seed) * (1 - mask)
+            own = slice(first + part.start, first + part.stop)
+            return image * mask + drawn("uniform", image, own, self.seed) * (1 - mask)
 
         return scorer.images(len(keep), make)
 

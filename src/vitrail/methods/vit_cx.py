@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.engine.kmeans import means
+from vitrail.engine.linkage import clustered
 from vitrail.engine.scoring import Asking, Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
@@ -39,8 +39,11 @@ class VitCx(SturdyMaskMethod):
     ``delta``: merge maps nearer than this (cosine distance; None = 0.1, for hierarchical models 0.05). ``sigma``:
     deviation of the noise outside a mask. The paper's variants: 1 ``cluster=False``; 2 ``source="random"``; 3
     ``debias=False``; 4 ``pcb=False``; 5 both. ``protocol="authors"`` stretches cluster masks to [0, 1] again and
-    divides by their number.
+    divides by their number; "vit_cx" is the paper's text, which is what the default does, its factor K and its wording
+    of ``layer`` apart.
     """
+
+    version: ClassVar[int] = 2
 
     output: Output = "probability"
     layer: Literal["norm1", "attention"] = "norm1"
@@ -55,65 +58,40 @@ class VitCx(SturdyMaskMethod):
     protocol: Literal["default", "authors", "vit_cx"] = "default"
 
     def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
-        if self.sigma < 0:
-            raise VitrailError(f"sigma must be at least 0, but got {self.sigma}.")
+        if not 0 <= self.sigma < float("inf"):
+            raise VitrailError(f"sigma must be a number from 0 up, but got {self.sigma}.")
         size = (image.shape[-2], image.shape[-1])
-        coarse, stretch, shift, similarity = self.masks(image, size)
+        coarse, similarity = self.masks(image, size)
         scorer = self.scorer(target, against, self.output)
-
-        def make(part: slice) -> Tensor:
-            return upsampled(coarse[part], size) * stretch[part, None, None] + shift[part, None, None]
-
-        scores = yield from self.scores(scorer, image, make, len(coarse))
-        grids = (coarse * stretch[:, None, None] + shift[:, None, None]).to(scores.dtype)
-        weighted, coverage = upsampled(torch.stack([torch.einsum("k,khw->hw", scores, grids), grids.sum(0)]), size)
+        scores = yield from self.scores(scorer, image, lambda part: upsampled(coarse[part], size), len(coarse))
+        grids = coarse.to(scores.dtype)
+        weighted = torch.einsum("k,khw->hw", scores, grids)
         extras = {"masks": scores.new_tensor(len(scores)), "mean_score": scores.mean()}
         if similarity is not None:
             extras["mask_similarity"] = similarity
-        if not self.pcb:
-            return weighted / len(scores), extras
-        values = torch.where(coverage > 0, weighted / torch.where(coverage > 0, coverage, 1), 0)
+        values = divided(weighted, grids, size) if self.pcb else upsampled(weighted[None], size)[0]
         return values / (len(scores) if self.protocol == "authors" else 1), extras
 
-    def masks(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Masks as ``stretch · upsampled(coarse) + shift``: (K, h, w), (K,), (K,); the maps' mean cosine similarity."""
+    def masks(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+        """The masks before they are enlarged, (K, h, w); the mean cosine similarity of the feature maps."""
         if self.source == "random":
-            coarse = self.random_grids(image)
-            one = torch.ones(len(coarse), dtype=coarse.dtype, device=coarse.device)
-            return coarse, one, 0 * one, None
+            return self.random_grids(image), None
         features = patch_features(self.model, image, self.layer)
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        low, high = extremes(features, size)
-        live = high > low  # a constant channel masks nothing
-        if not live.any():
-            raise VitrailError(f"all feature maps of {self.model.name} are constant on this image: there is no mask.")
-        if not live.all():
-            features, low, high = features[live], low[live], high[live]
-        stretch, shift = 1 / (high - low), -low / (high - low)
-        similarity = cosine(features, stretch, shift, size)
-        coarse = features * stretch[:, None, None] + shift[:, None, None]  # bilinear weights sum to 1: the same masks
-        coarse = means(coarse.flatten(1), *self.clusters(similarity))[0].unflatten(1, coarse.shape[1:])
-        one = torch.ones(len(coarse), dtype=coarse.dtype, device=coarse.device)
-        if self.protocol != "authors":
-            return coarse, one, 0 * one, similarity.mean()
-        low, high = extremes(coarse, size)
-        span = torch.where(high > low, high - low, torch.ones_like(low))
-        return coarse, 1 / span, -low / span, similarity.mean()
+        maps = scaled(features.to(torch.promote_types(features.dtype, torch.float32)), size)
+        similarity = similarities(maps, size)
+        merged = means(maps.flatten(1), *self.clusters(similarity))[0].unflatten(1, maps.shape[1:])
+        return scaled(merged, size) if self.protocol == "authors" else merged, similarity.mean()
 
     def clusters(self, similarity: Tensor) -> tuple[Tensor, int]:
         """(D,): the cluster of each map, merged only while the linkage distance stays below delta; their number."""
-        from scipy.cluster.hierarchy import fcluster, linkage
-
         count = len(similarity)
         if not self.cluster or count == 1:
             return torch.arange(count, device=similarity.device), count
         delta = self.delta if self.delta is not None else 0.1 if isinstance(self.model, ViT) else 0.05
-        if delta < 0:
+        if not delta >= 0:
             raise VitrailError(f"delta must be at least 0, but got {delta}.")
         distance = 1 - (similarity + similarity.T).double() / 2
-        tree = linkage(distance.take(pairs(count, similarity.device)).clamp(min=0).cpu().numpy(), self.linkage)
-        labels = fcluster(tree, np.nextafter(delta, -1), criterion="distance")
-        return torch.from_numpy(labels.astype(np.int64) - 1).to(similarity.device), int(labels.max())
+        return clustered(distance.clamp(min=0), delta, self.linkage)
 
     def random_grids(self, image: Tensor) -> Tensor:
         """Random binary grids of the size of the feature maps, half of the cells kept."""
@@ -156,33 +134,46 @@ def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return found.amin(1), found.amax(1)
 
 
-def cosine(maps: Tensor, stretch: Tensor, shift: Tensor, size: tuple[int, int]) -> Tensor:
-    """(D, D): cosine similarity of ``stretch · U m + shift`` at image size, computed on the grid: UᵀU is small."""
+def scaled(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Maps (D, h, w) that reach from 0 to 1 at image size; constant ones, which mask nothing, are left out.
+
+    The weights of an enlargement sum to 1: scaled before is scaled after. A map's offset, which may be far larger than
+    its range, is taken off first, so that nothing is rounded by it.
+    """
+    maps = maps - maps.amin((1, 2), keepdim=True)
+    low, high = extremes(maps, size)
+    live = high > low
+    if not live.all():
+        if not live.any():
+            raise VitrailError("all feature maps are constant on this image: there is no mask.")
+        maps, low, high = maps[live], low[live], high[live]
+    return (maps - low[:, None, None]) / (high - low)[:, None, None]
+
+
+def similarities(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """(D, D): cosine similarity of maps in [0, 1] at image size, computed on the grid: UᵀU is small."""
     flat = maps.flatten(1)  # (D, N)
-    gram, sums = products((maps.shape[1], maps.shape[2]), size, flat.dtype, flat.device)
-    scaled = flat * stretch[:, None]
-    cross = (scaled @ sums)[:, None] * shift[None]
-    inner = scaled @ gram @ scaled.T + cross + cross.T + size[0] * size[1] * shift[:, None] * shift[None]
-    length = inner.diagonal().clamp(min=0).sqrt()
-    return inner / (length[:, None] * length[None]).clamp(min=torch.finfo(flat.dtype).tiny)
+    inner = flat @ products((maps.shape[1], maps.shape[2]), size, flat.dtype, flat.device) @ flat.T
+    length = inner.diagonal().sqrt()
+    return inner / (length[:, None] * length[None])
+
+
+def divided(weighted: Tensor, grids: Tensor, size: tuple[int, int]) -> Tensor:
+    """Σ s M / Σ M (H, W) of Σ s M (h, w) and the masks (K, h, w) on the grid; 0 where no mask covers a pixel.
+
+    Where a mask is 0 it is so but for rounding, most of all that of the weights: they come from coordinates as long as
+    the grid. A mean of masks that is not above that is 0.
+    """
+    values, coverage = upsampled(torch.stack([weighted / len(grids), grids.mean(0)]), size)
+    covered = coverage > sum(grids.shape[1:]) * torch.finfo(grids.dtype).eps
+    return torch.where(covered, values / torch.where(covered, coverage, 1), 0)
 
 
 @lru_cache(maxsize=4)
-def pairs(count: int, device: torch.device) -> Tensor:
-    """The places above the diagonal of a matrix, row by row, in its memory."""
-    row, column = torch.triu_indices(count, count, 1, device=device)
-    return row * count + column
-
-
-@lru_cache(maxsize=4)
-def products(
-    grid: tuple[int, int], size: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """UᵀU (N, N) and Uᵀ1 (N,) of the bilinear enlargement U of a grid of N cells."""
+def products(grid: tuple[int, int], size: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """UᵀU (N, N) of the bilinear enlargement U of a grid of N cells."""
     rows, columns = (bilinear(n, m) for n, m in zip(grid, size, strict=True))
-    gram = torch.kron(rows.T @ rows, columns.T @ columns)
-    sums = torch.kron(rows.sum(0), columns.sum(0))
-    return gram.to(device, dtype), sums.to(device, dtype)
+    return torch.kron(rows.T @ rows, columns.T @ columns).to(device, dtype)
 
 
 @lru_cache(maxsize=16)
