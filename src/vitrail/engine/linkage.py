@@ -90,7 +90,7 @@ class Captured:
 
     def merged(self, far: Tensor, delta: Tensor) -> Tensor:
         """The first point of each point's cluster; points beyond those of ``far`` stay alone."""
-        with self.lock:
+        with self.lock, torch.cuda.device(self.far.device):
             self.far.fill_(torch.inf)
             self.far[: len(far), : len(far)] = far
             torch.arange(len(self.owner), out=self.owner)
