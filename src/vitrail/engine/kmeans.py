@@ -20,13 +20,15 @@ def kmeans(points: Tensor, clusters: int, seed: int = 0) -> Tensor:
 def lloyd(points: Tensor, centroids: Tensor) -> Tensor:
     """Assignment and mean by turns; a cluster that loses all its points restarts at the point farthest from its own."""
     for _ in range(ITERATIONS):
-        nearest, distance = assign(points, centroids)
+        nearest, apart = assign(points, centroids)
         moved, counts = means(points, nearest, len(centroids))
-        empty = counts == 0
-        if bool(empty.any()):  # the first of them takes the farthest point, the second the next
+        told = torch.stack([(moved - centroids).square().sum(), counts.min().to(moved.dtype)])
+        movement, least = told.tolist()  # the host waits once a step
+        if least == 0:  # of the empty ones the first takes the farthest point, the second the next
+            empty, distance = counts == 0, apart + points.square().sum(1)
             farthest = distance.argsort(descending=True, stable=True)[(empty.cumsum(0) - 1).clamp(min=0)]
             moved = torch.where(empty[:, None], points[farthest], moved)
-        movement = (moved - centroids).square().sum()
+            movement = float((moved - centroids).square().sum())
         centroids = moved
         if movement <= TOLERANCE:
             break
@@ -34,12 +36,12 @@ def lloyd(points: Tensor, centroids: Tensor) -> Tensor:
 
 
 def assign(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest centroid of each point (ties: the first) and its squared distance."""
+    """The nearest centroid of each point (ties: the first) and its squared distance, less the point's own square."""
     step = max(1, CHUNK // len(centroids))
     own = centroids.square().sum(1)
     parts = [torch.addmm(own, points[i : i + step], centroids.T, alpha=-2).min(1) for i in range(0, len(points), step)]
-    nearest, lowest = (torch.cat([part[which] for part in parts]) for which in (1, 0))
-    return nearest, lowest + points.square().sum(1)
+    lowest, nearest = (torch.cat(own) if len(own) > 1 else own[0] for own in zip(*parts, strict=True))
+    return nearest, lowest
 
 
 def means(points: Tensor, nearest: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
