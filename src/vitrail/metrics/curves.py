@@ -97,8 +97,10 @@ def pixel_curve(
 def token_curve(case: Case, keep: Sequence[Tensor], precision: Precision) -> Asking[Tensor]:
     """(sets, 3): what is read with only the patches of each set present; sets of one size share their chunks."""
     assert isinstance(case.view, ViT)
-    with torch.no_grad():
-        tokens = case.view.embed(case.pixels)
+    tokens = case.known.get("tokens")
+    if tokens is None:
+        with torch.no_grad():
+            tokens = case.known["tokens"] = case.view.embed(case.pixels)
     requests: list[Request] = [
         Subsets(
             view=case.view,
