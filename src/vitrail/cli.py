@@ -103,8 +103,15 @@ def explain(
         raise VitrailError("--top explains the likeliest classes and --target one class: give only one of the two.")
     paths = find_pictures(images, out)
     chosen = parse_params(param or [])
-    weights = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
-    view = load(model, device=device, dtype=dtype, **weights)  # type: ignore[arg-type]
+    view = load(
+        model,
+        device=device,
+        dtype=dtype,
+        checkpoint=checkpoint,
+        labels=labels,
+        num_classes=num_classes,
+        img_size=img_size,
+    )
     failed = run(view, paths, method, target, against, top, out, chosen, as_json, score, curves)
     if failed:
         raise typer.Exit(1)
@@ -138,8 +145,15 @@ def compare(
     if Path(image).is_dir():
         raise VitrailError(f"compare takes one picture, but {image} is a folder: use vitrail explain for folders.")
     (path,) = find_pictures([image], out)
-    weights = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
-    view = load(model, device=device, dtype=dtype, **weights)  # type: ignore[arg-type]
+    view = load(
+        model,
+        device=device,
+        dtype=dtype,
+        checkpoint=checkpoint,
+        labels=labels,
+        num_classes=num_classes,
+        img_size=img_size,
+    )
     run(view, path, split(methods), split(targets), out, parse_params(param or []))
 
 

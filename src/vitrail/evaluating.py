@@ -22,7 +22,7 @@ from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
 from vitrail.metrics.annotations import annotated, class_map
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, asked_all, build_metric
-from vitrail.metrics.calls import join_call, split_call, split_list
+from vitrail.metrics.calls import split_call, split_list
 from vitrail.models.view import View
 from vitrail.models.vit import ViT, unchanged
 from vitrail.progress import counted
@@ -131,7 +131,7 @@ class Finding:
                 "image": self.example.id,
                 "method": self.method.info.name,
                 "params": json.dumps(self.method.given(), sort_keys=True),
-                "metric": join_call(metric.info.name, metric.given()),
+                "metric": metric.call,
                 "value": scored.value,
                 "target": self.target,
                 "explained": self.explained,

@@ -18,9 +18,9 @@ from vitrail.bench.paper_cells import Cell, identity, metric_identity
 from vitrail.bench.paper_figures import _summary
 from vitrail.bench.paper_metrics import paper_metrics
 from vitrail.bench.papers import LAYER, Target, targets
-from vitrail.bench.plan import data_name
 from vitrail.bench.reproduce import Result, reproduce
 from vitrail.bench.store import Store
+from vitrail.data.opening import data_name
 from vitrail.methods import vit_cx
 
 

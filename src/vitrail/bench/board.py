@@ -15,10 +15,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.bench.plan import Plan, data_name
+from vitrail.bench.plan import Plan
 from vitrail.bench.reading import as_column, normal_call
 from vitrail.bench.run import Step, open_plan_data
 from vitrail.bench.store import Store
+from vitrail.data.opening import data_name
 from vitrail.errors import VitrailError
 from vitrail.evaluating import explained_classes
 from vitrail.metrics.calls import join_call, split_call

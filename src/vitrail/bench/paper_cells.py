@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vitrail.bench.papers import Column, Target
 from vitrail.errors import VitrailError
 from vitrail.metrics.base import build_metric, get_metric
-from vitrail.metrics.calls import join_call, split_call
+from vitrail.metrics.calls import split_call
 from vitrail.metrics.statistics import interval
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def identity(call: str) -> tuple[str, str]:
 def metric_identity(call: str) -> str:
     """The column ``metric`` of the rows that a metric call leads to."""
     name, params = split_call(call)
-    metric = build_metric(name, **params)
-    return join_call(metric.info.name, metric.given())
+    return build_metric(name, **params).call
 
 
 def make_cell(target: Target, wanted: Wanted, rows: Rows, model: str, data: str) -> Cell:

@@ -9,7 +9,6 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.opening import _SUBSET, _read_spec
 from vitrail.errors import VitrailError
 from vitrail.files import save_atomically
 from vitrail.metrics.calls import join_call, split_call
@@ -81,9 +80,9 @@ class Plan:
         if preset not in PRESETS:
             raise VitrailError(f"there is no preset {preset!r}: expected {', '.join(PRESETS)}.")
         usual = PRESETS[preset]
-        changed = {name: [_filled(call, usual) for call in getattr(self, name)] for name in ("methods", "metrics")}
+        methods, metrics = ([_filled(call, usual) for call in calls] for calls in (self.methods, self.metrics))
         spared = ("max_sensitivity", "model_randomization") if preset == "quick" else self.cheap_only
-        return replace(self, **changed, cheap_only=spared)  # type: ignore[arg-type]
+        return replace(self, methods=methods, metrics=metrics, cheap_only=spared)
 
     @classmethod
     def read(cls, path: str | Path) -> Plan:
@@ -112,18 +111,6 @@ class Plan:
         """Writes the plan as TOML."""
         text = to_toml(asdict(self))
         return save_atomically(path, lambda file: file.write(text.encode()))
-
-
-def data_name(spec: str) -> str:
-    """The data of a specification, however it is written and however many of its images it takes."""
-    kind, place, options = _read_spec(spec, False)
-    if kind == "scenes":
-        seed = int(place.partition("@")[2] or 0)
-        name = f"scenes:@{seed}" if seed else "scenes"
-    else:
-        name = f"{kind}:{Path(place).resolve()}"
-    kept = "&".join(f"{key}={value}" for key, value in sorted(options.items()) if key not in _SUBSET)
-    return f"{name}?{kept}" if kept else name
 
 
 def _model(found: Mapping[str, Any], name: str) -> ModelSpec:

@@ -301,7 +301,7 @@ def as_column(call: str, protocol: str | None = None) -> Column:
         metric = build_metrics([call], protocol)[0]
     except VitrailError:
         return Column(call)  # not registered here
-    return Column(join_call(metric.info.name, metric.given()), metric)
+    return Column(metric.call, metric)
 
 
 def _stacked(lists: Any, places: list[tuple[int, int, int]], images: int) -> dict[tuple[int, int], Floats]:

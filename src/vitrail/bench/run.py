@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.bench.plan import ModelSpec, Plan, data_name
+from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.store import Keeper, Store, environment
 from vitrail.data.base import DataSet, Example
+from vitrail.data.opening import data_name
 from vitrail.engine.scoring import fixed_chunks
 from vitrail.errors import VitrailError
 from vitrail.evaluating import (
@@ -36,7 +37,6 @@ from vitrail.evaluating import (
 )
 from vitrail.explaining import BATCH
 from vitrail.images import image_hash
-from vitrail.methods.base import Method
 from vitrail.metrics.annotations import class_map
 from vitrail.metrics.base import Metric
 from vitrail.metrics.calls import join_call
@@ -152,10 +152,11 @@ class ModelRun:
         self.remap = class_map(view, self.data)
         self.explained = explained_classes(plan.target, plan.protocol)
         # by what they are, not by how the plan spells them: tis and tis(masks=1024) are the same work
-        self.methods = {_call(one): one for one in build_methods(view, plan.methods)}
+        built = build_methods(view, plan.methods)
+        self.methods = {join_call(one.info.name, one.given()): one for one in built}
         # of the plan, not of what is missing: a run that was stopped goes on with the same traces
         self.common = common_wishes(list(self.methods.values()))
-        self.metrics = {_call(one): one for one in build_metrics(plan.metrics, plan.protocol)}
+        self.metrics = {one.call: one for one in build_metrics(plan.metrics, plan.protocol)}
         about = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
         self.model_hash = _hash(view.fingerprint(), about)
         self.data_name = data_name(plan.data)
@@ -369,10 +370,6 @@ class Failure:
     metric: str
     kind: str
     reason: str
-
-
-def _call(one: Method | Metric) -> str:
-    return join_call(one.info.name, one.given())
 
 
 def _told(error: Exception) -> str:

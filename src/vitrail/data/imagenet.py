@@ -108,18 +108,17 @@ class ImageNet(DataSet):
         return Example(name, picture.image, label, self._objects(picture, annotation))
 
     def _flat_files(self, nearby: list[Path]) -> tuple[list[str], list[int]]:
-        names = [name for name in picture_names(self.folder) if _FLAT_NAME.match(name)]
-        if not names:
+        stems = {name: match[0] for name in picture_names(self.folder) if (match := _FLAT_NAME.match(name))}
+        if not stems:
             expected = "Neither class folders (n01440764, …) nor pictures ILSVRC2012_val_########.JPEG"
             raise VitrailError(f"{expected} were found in '{self.folder}': {_GET_IMAGENET}.")
         classes = _ground_truth(nearby, self.folder)
         labels = []
-        for name in names:
-            stem = _FLAT_NAME.match(name)[0]  # type: ignore[index]
+        for name, stem in stems.items():
             if classes.get(stem) not in self._index:
                 raise VitrailError(f"The ground truth has no class for '{name}': is the devkit that of ILSVRC2012?")
             labels.append(self._index[classes[stem]])
-        return names, labels
+        return list(stems), labels
 
     def _annotation(self, name: str) -> Path | None:
         """Return the XML file of a picture; in the training set some pictures have none."""

@@ -74,6 +74,18 @@ def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> Dat
     return data.subset(**draw)
 
 
+def data_name(spec: str) -> str:
+    """The data of a specification, however it is written and however many of its images it takes."""
+    kind, place, options = _read_spec(spec, False)
+    if kind == "scenes":
+        seed = int(place.partition("@")[2] or 0)
+        name = f"scenes:@{seed}" if seed else "scenes"
+    else:
+        name = f"{kind}:{Path(place).resolve()}"
+    kept = "&".join(f"{key}={value}" for key, value in sorted(options.items()) if key not in _SUBSET)
+    return f"{name}?{kept}" if kept else name
+
+
 def _read_spec(spec: str, is_path: bool) -> tuple[str, str, dict[str, Any]]:
     """Return (name of the kind, place, options) of a specification."""
     if is_path or (spec and spec not in DATA_NAMES and Path(spec).exists()):

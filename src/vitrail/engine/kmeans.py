@@ -40,7 +40,7 @@ def assign(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     step = max(1, CHUNK // len(centroids))
     own = centroids.square().sum(1)
     parts = [torch.addmm(own, points[i : i + step], centroids.T, alpha=-2).min(1) for i in range(0, len(points), step)]
-    lowest, nearest = (torch.cat(own) if len(own) > 1 else own[0] for own in zip(*parts, strict=True))
+    lowest, nearest = (torch.cat(each) for each in zip(*parts, strict=True))
     return nearest, lowest
 
 

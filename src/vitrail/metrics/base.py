@@ -19,6 +19,7 @@ from vitrail.engine.scoring import Asking, side_by_side
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.parameters import check_parameters
+from vitrail.metrics.calls import join_call
 from vitrail.metrics.enlarging import enlarged
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
@@ -167,6 +168,11 @@ class Metric:
     def given(self) -> dict[str, Any]:
         """The parameters that are not at their default."""
         return {name: getattr(self, name) for name, usual in self.parameters().items() if getattr(self, name) != usual}
+
+    @property
+    def call(self) -> str:
+        """Name and parameters in one word, as rows and plans have them."""
+        return join_call(self.info.name, self.given())
 
     @staticmethod
     def combine(parts: Tensor) -> Tensor:
