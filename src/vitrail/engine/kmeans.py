@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitrail.engine.repeating import repeated
+
 ITERATIONS = 100
 TOLERANCE = 1e-4
 CHUNK = 2**24  # distances held at once
@@ -18,21 +20,22 @@ def kmeans(points: Tensor, clusters: int, seed: int = 0) -> Tensor:
 
 
 def lloyd(points: Tensor, centroids: Tensor) -> Tensor:
-    """Assignment and mean by turns; a cluster that loses all its points restarts at the point farthest from its own."""
-    for _ in range(ITERATIONS):
-        nearest, apart = assign(points, centroids)
-        moved, counts = means(points, nearest, len(centroids))
-        told = torch.stack([(moved - centroids).square().sum(), counts.min().to(moved.dtype)])
-        movement, least = told.tolist()  # the host waits once a step
-        if least == 0:  # of the empty ones the first takes the farthest point, the second the next
-            empty, distance = counts == 0, apart + points.square().sum(1)
-            farthest = distance.argsort(descending=True, stable=True)[(empty.cumsum(0) - 1).clamp(min=0)]
-            moved = torch.where(empty[:, None], points[farthest], moved)
-            movement = float((moved - centroids).square().sum())
-        centroids = moved
-        if movement <= TOLERANCE:
-            break
-    return centroids
+    """Assignment and mean by turns, until nothing moves."""
+    (found,) = repeated(step, (centroids,), (points,), ITERATIONS)
+    return found
+
+
+def step(centroids: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """The centroids after one turn, and whether they moved.
+
+    A cluster that loses all its points restarts at the point farthest from its own, the second such at the next.
+    """
+    nearest, apart = assign(points, centroids)
+    moved, counts = means(points, nearest, len(centroids))
+    empty = counts == 0
+    farthest = (apart + points.square().sum(1)).argsort(descending=True, stable=True)
+    moved = torch.where(empty[:, None], points[farthest[empty.cumsum(0) - 1]], moved)
+    return moved, (moved - centroids).square().sum() > TOLERANCE
 
 
 def assign(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:

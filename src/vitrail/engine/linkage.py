@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from threading import Lock
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.engine.repeating import repeated
+
 ROUNDS = 8  # between two looks at whether anything was left to merge: looking makes the host wait
-PADDED = 64  # sizes that are captured are multiples of this, so that few of them are
+PADDED = 64  # sizes are multiples of this: what is repeated is captured for each
 
 
 def clustered(distance: Tensor, delta: float, linkage: str) -> tuple[Tensor, int]:
@@ -44,21 +46,22 @@ def merged_on_device(distance: Tensor, delta: float) -> tuple[Tensor, int]:
     in tens of rounds instead of a loop over merges on the host.
     """
     count = len(distance)
-    owner = torch.arange(count, device=distance.device)  # the first point of each point's cluster
-    far, limit = distance.clone().fill_diagonal_(torch.inf), distance.new_tensor(delta)
-    if distance.is_cuda:
-        owner = _captured(-count % PADDED + count, distance.dtype, distance.device).merged(far, limit)[:count]
-    else:
-        merging = True
-        while merging:
-            far, owner, more = rounds(far, owner, limit)
-            merging = bool(more)
-    number = (owner == torch.arange(count, device=owner.device)).cumsum(0) - 1
-    return number[owner], int(number[-1]) + 1
+    far = F.pad(distance.clone().fill_diagonal_(torch.inf), (0, -count % PADDED) * 2, value=torch.inf)
+    point = torch.arange(len(far), device=far.device)
+    _, owner = repeated(rounds, (far, point), (far.new_tensor(delta),), most=count)
+    first = owner[:count]  # of each point's cluster
+    number = (first == point[:count]).cumsum(0) - 1
+    return number[first], int(number[-1]) + 1
 
 
 def rounds(far: Tensor, owner: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Some rounds of merging, and whether the last one merged; ``far`` is infinite where there is nothing to merge."""
+    """Some rounds of merging, and whether the last one merged.
+
+    Args:
+        far: (n, n) distances, infinite where there is nothing to merge.
+        owner: (n,), the first point of each point's cluster.
+        delta: clusters merge while nearer than this.
+    """
     index = torch.arange(len(far), device=far.device)
     for _ in range(ROUNDS):
         nearest, other = far.min(1)
@@ -70,41 +73,6 @@ def rounds(far: Tensor, owner: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, T
         gone = pair < index
         far = far.masked_fill(gone[:, None] | gone, torch.inf)
     return far, owner, mutual.any()
-
-
-class Captured:
-    """``rounds`` as one launch: the host takes longer to ask for such small steps than the device to do them."""
-
-    def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.lock = Lock()
-        self.far = torch.full((count, count), torch.inf, dtype=dtype, device=device)
-        self.owner = torch.arange(count, device=device)
-        self.delta = torch.zeros((), dtype=dtype, device=device)
-        rounds(self.far, self.owner, self.delta)  # what is made at the first use must not be captured
-        torch.cuda.synchronize(device)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            far, owner, self.more = rounds(self.far, self.owner, self.delta)
-            self.far.copy_(far)
-            self.owner.copy_(owner)
-
-    def merged(self, far: Tensor, delta: Tensor) -> Tensor:
-        """The first point of each point's cluster; points beyond those of ``far`` stay alone."""
-        with self.lock, torch.cuda.device(self.far.device):
-            self.far.fill_(torch.inf)
-            self.far[: len(far), : len(far)] = far
-            torch.arange(len(self.owner), out=self.owner)
-            self.delta.copy_(delta)
-            self.graph.replay()
-            while self.more:
-                self.graph.replay()
-            return self.owner.clone()
-
-
-@lru_cache(maxsize=2)
-def _captured(count: int, dtype: torch.dtype, device: torch.device) -> Captured:
-    with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
-        return Captured(count, dtype, device)
 
 
 @lru_cache(maxsize=4)

@@ -74,16 +74,18 @@ class Walk:
 
     def encode(self, x: Tensor) -> Tensor:
         """x_0 (B, n, d) → logits (B, C)."""
+        depth = len(self.parts.blocks)
         for layer, block in enumerate(self.parts.blocks):
-            x = self.block(self.recorder.see("x", layer, x), block, layer)
-        layer = len(self.parts.blocks)
+            only = self.parts.head.reads if self.bare and layer == depth - 1 else None
+            x = self.block(self.recorder.see("x", layer, x), block, layer, only)
         with torch.autocast(x.device.type, enabled=False):  # bf16 logits are too coarse for differences of scores
-            return self.head(self.recorder.see("x", layer, x), self.parts.head, layer)
+            return self.head(self.recorder.see("x", depth, x), self.parts.head, depth)
 
-    def block(self, x: Tensor, block: Block, layer: int) -> Tensor:
-        """One residual block, (B, n, d) → (B, n, d)."""
+    def block(self, x: Tensor, block: Block, layer: int, only: int | None = None) -> Tensor:
+        """One residual block, (B, n, d) → (B, n, d), or (B, only, d): of the first tokens alone."""
         u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
-        branch = self.recorder.see("attention_out", layer, self.attention(u, u, block.attention, layer))
+        target, x = (u, x) if only is None else (u[:, :only], x[:, :only])
+        branch = self.recorder.see("attention_out", layer, self.attention(target, u, block.attention, layer))
         x = self.recorder.see("mid", layer, self.rule.add(x, self.scale(branch, block.scale1)))
         branch = self.mlp(self.norm(x, block.norm2, layer), block.mlp, layer)
         branch = self.recorder.see("mlp_out", layer, self.scale(branch, block.scale2))
@@ -97,7 +99,7 @@ class Walk:
             self.position(k, attention.k_norm, attention, layer),
         )
         v = self.recorder.see("v", layer, v)
-        bias = self.score_bias(attention.bias, q.dtype)
+        bias = self.score_bias(attention.bias, q.dtype, q.shape[2])
         if self.recorder.wants("A", layer):
             weights = self.recorder.see("A", layer, self.rule.attend(q, k, attention.scale, bias))
             out = self.rule.mix(weights, v)
@@ -192,15 +194,15 @@ class Walk:
             x = self.norm(x, norm, layer)
         return x if attention.rope is None else rotate(x, attention.rope, self.prefix, self.keep)
 
-    def score_bias(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """The additive score bias of the tokens present: (H, n, n) → (1 or B, H, m, m)."""
+    def score_bias(self, bias: Tensor | None, dtype: torch.dtype, queries: int) -> Tensor | None:
+        """The additive score bias of the first queries and the tokens present: (H, n, n) → (1 or B, H, queries, m)."""
         if bias is None:
             return None
         if self.keep is None:
-            return bias[None].to(dtype)
+            return bias[None, :, :queries].to(dtype)
         present = F.pad(self.keep + self.prefix, (self.prefix, 0))
         present[:, : self.prefix] = torch.arange(self.prefix, device=present.device)
-        return bias[:, present[:, :, None], present[:, None, :]].transpose(0, 1).to(dtype)
+        return bias[:, present[:, :queries, None], present[:, None, :]].transpose(0, 1).to(dtype)
 
 
 def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
@@ -221,6 +223,8 @@ def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
 
 def rotate(x: Tensor, rope: Rope, prefix: int, keep: Tensor | None) -> Tensor:
     """Rotary positions on the patches of (B, H, n, w); prefix tokens are not rotated."""
+    if x.shape[2] <= prefix:
+        return x
     sin, cos = rope.sin, rope.cos
     if keep is not None:  # (N, w) → (B, 1, k, w); (H, N, w) → (B, H, k, w)
         sin, cos = (t[keep][:, None] if t.ndim == 2 else t[:, keep].transpose(0, 1) for t in (sin, cos))

@@ -127,6 +127,11 @@ class Head:
     include_prefix: bool = False
     attention_pool: AttentionPool | None = None
 
+    @property
+    def reads(self) -> int | None:
+        """How many tokens, from the first on, it looks at; None = it needs the patches as well."""
+        return {"token": 1, "pair": 2}.get(self.pool)
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:

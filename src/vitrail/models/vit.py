@@ -119,7 +119,7 @@ class ViT(View):
     @property
     def pools_patches(self) -> bool:
         """Whether the head needs at least one patch."""
-        return self.architecture().head.pool not in ("token", "pair")
+        return self.architecture().head.reads is None
 
     def logits(self, images: Tensor) -> Tensor:
         return self.encode(self.embed(images))
