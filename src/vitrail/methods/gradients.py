@@ -17,7 +17,7 @@ from vitrail.methods.layerwise import LayerMap, Layerwise, Output, Rule
 from vitrail.methods.registry import method
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
-from vitrail.progress import shown
+from vitrail.progress import counted, shown
 
 
 @dataclass(kw_only=True)
@@ -224,13 +224,17 @@ class IntegratedGradients(PixelGradient):
         if self.steps < 1:
             raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
         maps, gaps = [], []
-        with torch.inference_mode(False), torch.enable_grad():
-            for i in shown(
-                range(len(images)), self.info.name, "image"
-            ):  # captum scales every image at once: one by one bounds the memory
+        total = len(images) * self.steps
+        with torch.inference_mode(False), torch.enable_grad(), counted(total, self.info.name, "step") as bar:
+            for i in range(len(images)):  # captum scales every image at once: one by one bounds the memory
                 one = slice(i, i + 1)
                 score = self.score(None if against is None else against[one])
-                found, gap = Captum(score).attribute(
+
+                def step(scaled: Tensor, own: Tensor, score: Score = score) -> Tensor:
+                    bar.update(len(scaled) if torch.is_grad_enabled() else 0)  # the two ends are asked for without
+                    return score(scaled, own)
+
+                found, gap = Captum(step).attribute(
                     images[one].clone(),
                     n_steps=self.steps,
                     method="gausslegendre",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import torch
@@ -30,6 +31,7 @@ from vitrail.methods.registry import method
 from vitrail.methods.vit_cx import scaled
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
+from vitrail.progress import counted
 
 Space = Literal["pixels", "tokens"]
 
@@ -150,28 +152,35 @@ class Occlusion(MaskMethod):
             raise VitrailError(f"1 ≤ stride ≤ window ≤ {min(size)} is needed, but got {stride} and {window}.")
         if self.space == "tokens":
             return (yield from self._by_tokens(scorer, image, window, stride))
+        return self._by_pixels(scorer, image, window, stride), {}
+
+    def _by_pixels(self, scorer: Scorer, image: Tensor, window: int, stride: int) -> Tensor:
         from captum.attr import Occlusion as Captum
 
-        def score(images: Tensor) -> Tensor:
-            return scorer.score(self.model.logits(images))
+        channels, *sides = image.shape[1:]
+        windows = math.prod(len(starts(side, window, stride)) for side in sides)
+        with torch.no_grad(), counted(1 + windows, scorer.name) as bar:
 
-        shape = (image.shape[1], window, window)
-        with torch.no_grad():
+            def score(images: Tensor) -> Tensor:
+                found = scorer.score(self.model.logits(images))
+                bar.update(len(images))
+                return found
+
             found = Captum(score).attribute(
                 image,
-                shape,
-                (image.shape[1], stride, stride),
+                (channels, window, window),
+                (channels, stride, stride),
                 self.baseline,
                 perturbations_per_eval=first_chunk(self.model, picture_length(self.model)),
             )
-        return found[0].mean(0), {}
+        return found[0].mean(0)
 
     def _by_tokens(self, scorer: Scorer, image: Tensor, window: int, stride: int) -> Explained:
         view = needs_tokens(self)
         refuse_paint(self.baseline)
-        starts = [range(0, stride * (1 + math.ceil((n - window) / stride)), stride) for n in view.grid]
-        hidden = torch.zeros(len(starts[0]) * len(starts[1]), *view.grid, dtype=torch.bool, device=image.device)
-        for i, (top, left) in enumerate((t, l) for t in starts[0] for l in starts[1]):
+        corners = list(product(*(starts(side, window, stride) for side in view.grid)))
+        hidden = torch.zeros(len(corners), *view.grid, dtype=torch.bool, device=image.device)
+        for i, (top, left) in enumerate(corners):
             hidden[i, top : top + window, left : left + window] = True
         flat = hidden.flatten(1)
         sets = torch.cat([torch.ones_like(flat[:1]), ~flat])
@@ -179,6 +188,11 @@ class Occlusion(MaskMethod):
         drops = scores[0] - scores[1:]
         covered = flat.to(drops.dtype)
         return ((drops @ covered) / covered.sum(0)).unflatten(0, view.grid), {}
+
+
+def starts(side: int, window: int, stride: int) -> range:
+    """Where windows begin along a side; the last one may reach over its end."""
+    return range(0, stride * (1 + math.ceil((side - window) / stride)), stride)
 
 
 @method(
