@@ -13,10 +13,13 @@ from torch import Tensor
 Step = Callable[..., tuple[Tensor, ...]]
 Like = tuple[torch.Size, torch.dtype, torch.device]
 
+# Numbers that go into a step. A larger one lasts longer than asking for it takes, and what is captured holds memory.
+SMALL = 2**22
+
 
 def repeated(step: Step, state: Sequence[Tensor], given: Sequence[Tensor], most: int) -> Sequence[Tensor]:
     """The state after the last step: after ``most`` of them, or when one says that nothing is left to do."""
-    if state[0].is_cuda:
+    if state[0].is_cuda and sum(one.numel() for one in (*state, *given)) <= SMALL:
         return _captured(step, _like(state), _like(given)).run(state, given, most)
     for _ in range(most):
         *state, more = step(*state, *given)
