@@ -14,6 +14,7 @@ from torch import nn
 import vitrail
 from vitrail import VitrailError
 from vitrail.engine.trace import trace
+from vitrail.methods.registry import build_method
 from vitrail.models.vit import ViT, products_in, unchanged
 
 SINGLE = torch.float32
@@ -243,6 +244,34 @@ def test_other_sizes_only_where_the_network_takes_them() -> None:
     hf = FAMILIES["hf_vit"].build()
     view, images = vitrail.wrap(hf, img_size=48), torch.randn(2, 3, 48, 48)
     assert torch.allclose(view.logits(images), hf(images, interpolate_pos_encoding=True).logits, atol=1e-5)
+
+
+def test_pixels_that_make_no_patch_are_no_part_of_the_input() -> None:
+    """As in SigLIP with 384 pixels and patches of 14: the last six rows and columns are never looked at."""
+    import timm
+    import transformers
+
+    vision = {"image_size": 39, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    siglip = transformers.SiglipConfig(vision_config=vision, text_config={"bos_token_id": 0, "eos_token_id": 1})
+    for module in (
+        timm.create_model("deit_tiny_patch16_224", img_size=(37, 43), patch_size=8, depth=2, num_classes=5),
+        transformers.SiglipForImageClassification(siglip),
+    ):
+        families.randomize(module, seed=1)
+        view = vitrail.wrap(module.eval())
+        assert isinstance(view, ViT)
+        made = torch.randn(2, 3, *view.preprocessing.made)
+        expected = module(made)
+        expected = getattr(expected, "logits", expected)
+        rows, columns = view.size
+        assert (rows % 8, columns % 8) == (0, 0)
+        assert (rows, columns) < view.preprocessing.made
+        for images in (made, made[..., :rows, :columns]):
+            assert torch.allclose(view.logits(images), expected, atol=1e-5)
+            found = vitrail.explain(view, images[0], "gradient", target=0)
+            assert found.image.size == (columns, rows)
+            assert found.box == (0, 0, columns, rows)
+        assert build_method("occlusion", view).attribute(made, 0).shape == (2, rows, columns)
 
 
 def test_eva_attention_pool_sees_its_prefix_tokens() -> None:

@@ -176,7 +176,23 @@ BOXES = [
     (Preprocess((224, 224), fit="squash", resize=(256, 256)), (512, 256), (32, 16, 480, 240)),
     (Preprocess((224, 224), fit="border"), (448, 224), (0, -112, 448, 336)),
     (Preprocess((224, 112)), (448, 224), (168, 0, 280, 224)),
+    (Preprocess((210, 200), crop_pct=0.875, dropped=(14, 24)), (256, 256), (16, 16, 216, 226)),
+    (Preprocess((378, 378), fit="squash", dropped=(6, 6)), (768, 384), (0, 0, 756, 378)),
+    (Preprocess((64, 60), fit="border", dropped=(6, 10)), (140, 70), (0, -34, 120, 94)),
 ]
+
+
+@pytest.mark.parametrize("preprocess", [preprocess for preprocess, _, _ in BOXES if any(preprocess.dropped)])
+def test_what_is_dropped_changes_nothing_else(preprocess: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, image = replace(preprocess, size=preprocess.made, dropped=(0, 0)), picture((301, 257))
+    rows, columns = preprocess.size
+    mask = np.asarray(image)[..., 0] > 99
+    assert torch.equal(preprocess(image), whole(image)[:, :rows, :columns])
+    assert torch.equal(preprocess.mask(mask), whole.mask(mask)[:rows, :columns])
+    assert torch.equal(preprocess.seen(whole(image)), preprocess(image))
+    assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
+    monkeypatch.setattr("vitrail.preprocessing._MAX_RESIZED_PIXELS", 1)
+    assert torch.equal(preprocess(image), whole(image)[:, :rows, :columns])
 
 
 @pytest.mark.parametrize(("preprocess", "image_size", "expected"), BOXES)

@@ -119,6 +119,7 @@ class Seen:
 def see(view: View, source: ImageSource | Tensor) -> Seen:
     """Any form of image, read and preprocessed; a tensor is taken as it is."""
     if isinstance(source, Tensor):
+        source = view.preprocessing.seen(source)
         if tuple(source.shape) != (3, *view.size):
             raise VitrailError(
                 f"a tensor must be a normalised image of shape (3, {view.size[0]}, {view.size[1]}) for {view.name}, "

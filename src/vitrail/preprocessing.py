@@ -38,6 +38,8 @@ class Preprocess:
     ignores the aspect ratio, "border" scales the longer edge and pads. The image is scaled to `size / crop_pct`, or
     to `resize`: the shorter edge for "crop", (height, width) for "squash".
     `arithmetic` names the code whose rounding is copied ("torchvision" is timm's too).
+    `dropped` rows and columns at the lower and right edge come on top of `size`: the library makes them, the network
+    cuts its patches from `size` alone.
     """
 
     size: tuple[int, int]
@@ -48,6 +50,7 @@ class Preprocess:
     crop_pct: float = 1.0
     resize: int | tuple[int, int] | None = None
     arithmetic: Arithmetic = "torchvision"
+    dropped: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         for name, kind in (("interpolation", Interpolation), ("fit", Fit), ("arithmetic", Arithmetic)):
@@ -55,6 +58,8 @@ class Preprocess:
                 raise _wrong(name, getattr(self, name), "one of " + ", ".join(get_args(kind)))
         if not _is_size(self.size):
             raise _wrong("size", self.size, "a positive (height, width)")
+        if len(self.dropped) != 2 or min(self.dropped) < 0:
+            raise _wrong("dropped", self.dropped, "two numbers from 0 up, rows and columns")
         if len(self.mean) != 3 or not all(map(math.isfinite, self.mean)):
             raise _wrong("mean", self.mean, "three numbers, one per colour")
         if len(self.std) != 3 or not all(math.isfinite(value) and value > 0 for value in self.std):
@@ -151,13 +156,23 @@ class Preprocess:
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as values that JSON can hold."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Return the fields as values that JSON can hold; without `dropped` where nothing is."""
+        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return found if any(self.dropped) else {name: value for name, value in found.items() if name != "dropped"}
+
+    @property
+    def made(self) -> tuple[int, int]:
+        """The (height, width) that the library makes."""
+        return self.size[0] + self.dropped[0], self.size[1] + self.dropped[1]
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Turn an RGB image into the normalised model input, float32 (3, height, width)."""
         rgb = image if image.mode == "RGB" else image.convert("RGB")
-        return self.normalise(self._fitted(rgb))
+        return self.seen(self.normalise(self._fitted(rgb)))
+
+    def seen(self, made: Tensor) -> Tensor:
+        """Cut what the library makes, (…, H, W), to what the network looks at."""
+        return made[..., : self.size[0], : self.size[1]] if made.shape[-2:] == self.made else made
 
     def box(self, image_size: tuple[int, int]) -> Box:
         """Return the (left, top, right, bottom) that the model input covers, in pixels of the original image.
@@ -231,7 +246,7 @@ class Preprocess:
     def _scaled_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Return the (width, height) of the whole image after scaling, before the crop."""
         width, height = image_size
-        target_height, target_width = (math.floor(edge / self.crop_pct) for edge in self.size)
+        target_height, target_width = (math.floor(edge / self.crop_pct) for edge in self.made)
         if self.fit == "squash":
             if isinstance(self.resize, tuple):
                 target_height, target_width = self.resize
@@ -247,7 +262,7 @@ class Preprocess:
 
     def _corner(self, scaled_size: tuple[int, int]) -> tuple[int, int]:
         """Return the (left, top) of the model input in the scaled image, negative where it is padded."""
-        margins = scaled_size[0] - self.size[1], scaled_size[1] - self.size[0]
+        margins = scaled_size[0] - self.made[1], scaled_size[1] - self.made[0]
         if self.arithmetic == "hf_pil":
             return margins[0] // 2, margins[1] // 2
         if self.arithmetic == "torchvision":
@@ -256,10 +271,10 @@ class Preprocess:
         return int(margins[0] / 2), int(margins[1] / 2)
 
     def _fitted(self, image: Image.Image) -> Tensor:
-        """Scale, crop and pad: colours in 0…1, (3, height, width)."""
+        """Scale, crop and pad: colours in 0…1, (3, height, width) as the library makes them."""
         scaled_size = self._scaled_size(image.size)
         left, top = self._corner(scaled_size)
-        height, width = self.size
+        height, width = self.made
         if scaled_size[0] * scaled_size[1] > _MAX_RESIZED_PIXELS:
             seen = self._sampled_inside(image, scaled_size, left, top)
         else:
@@ -288,7 +303,7 @@ class Preprocess:
 
     def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
         """Sample only the part of a huge scaled image that the crop shows."""
-        right, bottom = min(left + self.size[1], scaled_size[0]), min(top + self.size[0], scaled_size[1])
+        right, bottom = min(left + self.made[1], scaled_size[0]), min(top + self.made[0], scaled_size[1])
         left, top = max(left, 0), max(top, 0)
         across, down = image.width / scaled_size[0], image.height / scaled_size[1]
         box = (left * across, top * down, min(right * across, image.width), min(bottom * down, image.height))

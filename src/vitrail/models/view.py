@@ -79,6 +79,7 @@ class View:
 
     def check_images(self, images: Tensor) -> Tensor:
         """The batch on the model's device and in its precision, or an error that says what is wrong."""
+        images = self.preprocessing.seen(images)
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, *self.size):
             raise VitrailError(
                 f"{self.name} takes normalised images of shape (B, 3, {self.size[0]}, {self.size[1]}), "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -69,10 +70,10 @@ def wrap(
         adapter = _adapter(inner)
         size = _input_size(inner, adapter, img_size)
         describe = partial(adapter.describe, inner, size, head, pool)
-        channels = describe().embedding.weight.shape[1]  # refuse now, not at the first call
+        _, channels, *patch = describe().embedding.weight.shape  # refuse now, not at the first call
         if channels != 3:
             raise refuse(inner, f"it takes {channels} colour channels; only RGB models can be explained")
-        preprocessing = _preprocess(inner, size, mean, std, processor)
+        preprocessing = _whole_patches(_preprocess(inner, size, mean, std, processor), patch)
         view = ViT(inner, name, preprocessing, describe=describe)
     view.labels = _labels(view, labels)
     view.output = output or _output(view)
@@ -141,8 +142,6 @@ def _preprocess(
     std: Sequence[float] | None,
     processor: Any,
 ) -> Preprocess:
-    from dataclasses import replace
-
     if processor is not None:
         base = Preprocess.from_huggingface(processor, size)
     elif timm.is_timm(module):
@@ -159,6 +158,12 @@ def _preprocess(
     given: dict[str, Any] = {"mean": mean, "std": std, "size": size}
     changes: dict[str, Any] = {name: tuple(value) for name, value in given.items() if value is not None}
     return replace(base, **changes)
+
+
+def _whole_patches(made: Preprocess, patch: Sequence[int]) -> Preprocess:
+    """The same steps, less what is too narrow for a patch: a patch convolution does not look at it."""
+    rows, columns = (edge % one for edge, one in zip(made.size, patch, strict=True))
+    return replace(made, size=(made.size[0] - rows, made.size[1] - columns), dropped=(rows, columns))
 
 
 def _labels(view: View, given: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
