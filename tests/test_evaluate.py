@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from vitrail import VitrailError
 from vitrail.cli import app
 from vitrail.data import Example, InMemory, Object, Scenes
 from vitrail.metrics import build_metric, measure, summarise
-from vitrail.metrics.annotations import annotated, class_map, painted
+from vitrail.metrics.annotations import annotated, class_map, own_class, painted
 
 QUICK = ["insertion(steps=4)", "deletion(steps=4)", "pointing_game", "discriminativity", "token_deletion_accuracy"]
 
@@ -150,6 +151,21 @@ def test_objects_are_seen_through_the_crop(view) -> None:
     wrong = annotated(view, example, 7, 2, lambda label: label)
     assert torch.equal(wrong["region"], seen["region"]), "a wrong prediction is explained by what is there"
     assert annotated(view, Example("none", Image.new("RGB", size)), 2, None, int)["region"] is None
+
+
+def test_the_largest_class_is_that_of_what_the_model_sees(view) -> None:
+    """In a wide picture the largest thing stands outside of the square that the model sees."""
+    left, middle = np.zeros((50, 200), bool), np.zeros((50, 200), bool)
+    left[:, :60], middle[10:40, 90:110] = True, True
+    objects = (Object(4, None, left), Object(7, None, middle), Object(7, (80.0, 0.0, 90.0, 10.0)))
+    example = Example("wide", Image.new("RGB", (200, 50)), 4, objects, by_area=True)
+    assert view.preprocessing.box((200, 50))[0] > 60
+    assert own_class(view, example, lambda label: label + 1) == 8
+    assert own_class(view, replace(example, by_area=False), int) == 4
+    assert own_class(view, replace(example, objects=objects[:1]), int) == 4, "nothing else is known"
+    assert own_class(view, Example("none", example.image, by_area=True), int) is None
+    rows = vitrail.evaluate(view, [example], "random", "pointing_game", target="label")
+    assert rows["target"].tolist() == [7]
 
 
 def test_classes_are_matched_by_name(view) -> None:

@@ -20,7 +20,7 @@ from vitrail.errors import VitrailError
 from vitrail.explaining import BATCH, as_view, check_finite
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
-from vitrail.metrics.annotations import annotated, class_map
+from vitrail.metrics.annotations import annotated, class_map, own_class
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, asked_all, build_metric
 from vitrail.metrics.calls import split_call, split_list
 from vitrail.models.view import View
@@ -161,7 +161,7 @@ class Work:
         check_finite(view, logits)
         probabilities = view.probabilities(logits)
         predicted = view.class_scores(logits).argmax(1).tolist()
-        labels = [None if one.label is None else self.remap(one.label) for one in examples]
+        labels = [own_class(view, one, self.remap) for one in examples]
         for kind in self.explained:
             if kind == "label" and None in labels:
                 raise VitrailError('target="label" explains the true class, which not every image has.')

@@ -90,6 +90,7 @@ def test_masks_crowds_and_the_largest_category(tmp_path):
     assert np.array_equal(dog.mask, expected)
     assert np.array_equal(person.mask, whole)
     assert example.label == 1  # the dog's mask is larger, although the person's box is
+    assert example.by_area
     assert np.array_equal(example.ignore, crowd & ~whole)
 
 

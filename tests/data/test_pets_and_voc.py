@@ -85,6 +85,7 @@ def test_voc_segmentation(tmp_path):
     assert (len(data.labels), data.labels[0], data.labels[11], data.labels[19]) == (20, "aeroplane", "dog", "tvmonitor")
     first, second = data
     assert first.label == 11
+    assert first.by_area
     assert [(item.label, item.box) for item in first.objects] == [
         (0, (3, 1, 5, 2)),
         (11, (2, 0, 5, 2)),

@@ -20,6 +20,7 @@ def test_imagenet_s_objects_and_ignored_pixels(tmp_path):
     assert data.ids == [f"{TENCH}/a", f"{GOLDFISH}/b"]
     first, second = data
     assert first.label == 1  # number 49 has the most pixels
+    assert first.by_area
     assert [(item.label, item.box) for item in first.objects] == [
         (47, (1, 2, 3, 3)),
         (1, (2, 0, 5, 3)),

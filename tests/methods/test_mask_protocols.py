@@ -24,7 +24,7 @@ from vitrail.methods.occlusion import SmoothMasks
 from vitrail.methods.pami import segmentations
 from vitrail.methods.registry import build_method
 from vitrail.methods.tis import Tis
-from vitrail.methods.vit_cx import VitCx, divided, scaled, similarities
+from vitrail.methods.vit_cx import VitCx, divided, mean_similarity, scaled, similarities
 from vitrail.models.view import View
 
 TARGET = 3
@@ -120,6 +120,12 @@ def test_a_large_offset_of_a_feature_map_costs_no_precision() -> None:
     assert len(scaled(torch.cat([maps, constant]), (224, 224))) == 24, "a constant map masks nothing"
     with pytest.raises(VitrailError, match="constant"):
         scaled(constant, (224, 224))
+
+
+def test_similarity_is_that_of_pairs_of_two_maps() -> None:
+    similarity = torch.tensor([[1.0, 0.1, 0.2], [0.1, 1.0, 0.6], [0.2, 0.6, 1.0]])
+    assert float(mean_similarity(similarity)) == pytest.approx((0.1 + 0.2 + 0.6) / 3)
+    assert float(mean_similarity(torch.ones(1, 1))) == 1
 
 
 @pytest.mark.parametrize("gamma", [1e-2, 1e-3, 1e-4])

@@ -41,7 +41,7 @@ class ZebraElephant(DataSet):
         place, label, _ = self._places[position]
         found = self.data.load(place)
         objects = [replace(o, label=self._class[o.label]) for o in found.objects if o.label in self._class]
-        return replace(found, id=self._ids[position], label=label, objects=tuple(objects))
+        return replace(found, id=self._ids[position], label=label, objects=tuple(objects), by_area=False)
 
 
 def _labels_in(data: Coco) -> list[set[int]]:

@@ -37,7 +37,7 @@ from vitrail.evaluating import (
 )
 from vitrail.explaining import BATCH
 from vitrail.images import image_hash
-from vitrail.metrics.annotations import class_map
+from vitrail.metrics.annotations import class_map, own_class
 from vitrail.metrics.base import Metric
 from vitrail.metrics.calls import join_call
 from vitrail.models.view import View
@@ -336,7 +336,8 @@ class ModelRun:
         with torch.no_grad():
             probabilities = self.view.probabilities(self.view.logits(pixels[None]))[0]
         top = int(probabilities.argmax())
-        label = "" if example.label is None else self.view.label(self.remap(example.label))
+        index = own_class(self.view, example, self.remap)
+        label = "" if index is None else self.view.label(index)
         return {
             "image": example.id,
             "model": self.name,

@@ -44,6 +44,8 @@ class Example:
         label: Class index of the data set; None where it has no classes.
         objects: What is annotated in the picture, of any class.
         ignore: Pixels whose class is unknown, bool (height, width).
+        by_area: The label is the class with the largest area. A model that sees a part of the picture is asked about
+            the class with the largest area there.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Example:
     label: int | None = None
     objects: tuple[Object, ...] = ()
     ignore: Mask | None = None
+    by_area: bool = False
 
     def __post_init__(self) -> None:
         expected = (self.image.height, self.image.width)

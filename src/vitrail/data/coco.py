@@ -83,7 +83,7 @@ class Coco(DataSet):
         for item in objects:
             if item.mask is not None:
                 crowd &= ~item.mask
-        return Example(self._ids[position], picture.image, largest_class(objects), tuple(objects), crowd)
+        return Example(self._ids[position], picture.image, largest_class(objects), tuple(objects), crowd, by_area=True)
 
     def _mask(self, segmentation: Any, picture: Picture) -> Mask | None:
         if not segmentation:

@@ -86,7 +86,7 @@ class ImageNetS(DataSet):
                 raise VitrailError(f"Mask '{path}' holds class {number}, expected 0…{classes} or {_IGNORE} (ignore).")
             objects.append(Object(self._label_of_number[number], tight_box(mask), mask))
         label = largest_class(objects) if objects else self._label_of_folder.get(name.partition("/")[0])
-        return Example(name, picture.image, label, tuple(objects), numbers == _IGNORE)
+        return Example(name, picture.image, label, tuple(objects), numbers == _IGNORE, by_area=True)
 
 
 def _read_categories(root: Path, size: int, given: str | Path | None) -> list[str]:

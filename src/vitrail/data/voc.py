@@ -68,7 +68,7 @@ class PascalVoc(DataSet):
         picture = read_picture(inside(self.folder / "JPEGImages", f"{name}.jpg", "ImageSets"))
         if self.task == "detection":
             things = self._boxed_objects(picture, self.folder / "Annotations" / f"{name}.xml")
-            return Example(name, picture.image, largest_class(things), things)
+            return Example(name, picture.image, largest_class(things), things, by_area=True)
         path = self.folder / "SegmentationClass" / f"{name}.png"
         numbers = picture.mask(read_values(path, "Mask"), path)
         objects = []
@@ -76,7 +76,7 @@ class PascalVoc(DataSet):
             if number > len(VOC_CLASSES):
                 raise broken("Mask", path, f"it holds class {number}, expected 0…{len(VOC_CLASSES)} or {_IGNORE}")
             objects.append(Object(number - 1, tight_box(mask), mask))
-        return Example(name, picture.image, largest_class(objects), tuple(objects), numbers == _IGNORE)
+        return Example(name, picture.image, largest_class(objects), tuple(objects), numbers == _IGNORE, by_area=True)
 
     @staticmethod
     def _boxed_objects(picture: Picture, path: Path) -> tuple[Object, ...]:

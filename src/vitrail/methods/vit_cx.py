@@ -73,14 +73,14 @@ class VitCx(SturdyMaskMethod):
         return values / (len(scores) if self.protocol == "authors" else 1), extras
 
     def masks(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
-        """The masks before they are enlarged, (K, h, w); the mean cosine similarity of the feature maps."""
+        """The masks before they are enlarged, (K, h, w); how alike the feature maps are."""
         if self.source == "random":
             return self.random_grids(image), None
         features = patch_features(self.model, image, self.layer)
         maps = scaled(features.to(torch.promote_types(features.dtype, torch.float32)), size)
         similarity = similarities(maps, size)
         merged = means(maps.flatten(1), *self.clusters(similarity))[0].unflatten(1, maps.shape[1:])
-        return scaled(merged, size) if self.protocol == "authors" else merged, similarity.mean()
+        return scaled(merged, size) if self.protocol == "authors" else merged, mean_similarity(similarity)
 
     def clusters(self, similarity: Tensor) -> tuple[Tensor, int]:
         """(D,): the cluster of each map, merged only while the linkage distance stays below delta; their number."""
@@ -148,6 +148,13 @@ def scaled(maps: Tensor, size: tuple[int, int]) -> Tensor:
             raise VitrailError("all feature maps are constant on this image: there is no mask.")
         maps, low, high = maps[live], low[live], high[live]
     return (maps - low[:, None, None]) / (high - low)[:, None, None]
+
+
+def mean_similarity(similarity: Tensor) -> Tensor:
+    """mSim: the mean over all pairs of two maps; a map alone is like itself."""
+    count = len(similarity)
+    pairs = similarity.sum() - similarity.diagonal().sum()
+    return pairs / (count * (count - 1)) if count > 1 else similarity.mean()
 
 
 def similarities(maps: Tensor, size: tuple[int, int]) -> Tensor:

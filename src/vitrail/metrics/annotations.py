@@ -36,6 +36,17 @@ def annotated(
     }
 
 
+def own_class(view: View, example: Example, remap: Callable[[int], int]) -> int | None:
+    """The image's class as the model numbers it; where it goes by area, by the area that the model sees."""
+    label = example.label
+    if example.by_area:
+        labels = sorted({item.label for item in example.objects if item.label is not None})
+        regions = {one: _region(view, example, [o for o in example.objects if o.label == one]) for one in labels}
+        seen = {one: int(region.sum()) for one, region in regions.items() if region is not None and region.any()}
+        label = max(seen, key=seen.__getitem__, default=label)  # the first of equals
+    return None if label is None else remap(label)
+
+
 def _box(item: Object) -> Box | None:
     return item.box if item.box is not None or item.mask is None else tight_box(item.mask)
 
