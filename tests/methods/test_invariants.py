@@ -52,7 +52,8 @@ def test_the_rows_of_bt_h_sum_to_two_to_the_number_of_layers(name: str) -> None:
     view = viewed(name)[2]
     method = BidirectionalHead(view)
     found = method.trace(batch(name), TARGET, None, range(view.num_layers))
-    assert torch.allclose(method.state(found, 0).sum(1), torch.full((3,), 2.0**view.num_layers, dtype=DOUBLE))
+    rows = method.rows(found, 0).sum(-1)
+    assert torch.allclose(rows, torch.full_like(rows, 2.0**view.num_layers))
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -108,6 +109,23 @@ def test_alti_rows_sum_to_one(name: str) -> None:
         matrix = method.layer_map(found, layer)
         assert torch.allclose(matrix.sum(-1), torch.ones_like(matrix[..., 0]))
         assert (matrix >= 0).all()
+
+
+@pytest.mark.parametrize("method", ["attin", "attin_residual", "globenc", "globenc.plus", "attin_residual.rollout"])
+def test_skipplus_leaves_out_the_biases_of_the_values_and_nothing_else(method: str) -> None:
+    module = FAMILIES["timm_vit"].build(DOUBLE)
+    images = batch("timm_vit")
+
+    def both() -> list[torch.Tensor]:
+        view = vitrail.wrap(module)
+        return [build_method(method, view, protocol=p).attribute(images) for p in ("default", "skipplus")]
+
+    assert relative(*both()) > 1e-3
+    with torch.no_grad():
+        for block in module.blocks:
+            block.norm1.bias.zero_()
+            block.attn.qkv.bias[2 * block.attn.qkv.in_features :] = 0
+    assert relative(*both()) < 1e-12
 
 
 def test_alti_in_chunks_is_alti_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,3 +250,6 @@ def test_composed_classes_carry_their_own_info() -> None:
     assert cls.info.name == "decompx.skipplus"
     assert cls is get_method("DecompX.SkipPLUS"), "names are not case-sensitive"
     assert cls.info.params == {"start_layer": None}
+    changed = get_method("attn_cam")
+    assert changed.version > cls.version, "attn_cam was defined anew"
+    assert get_method("attn_cam.plus").version == changed.version, "and so were its sums"

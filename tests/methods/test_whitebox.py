@@ -43,8 +43,17 @@ def last_row(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
 
 
 def row_sum(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
-    def oracle(family, module, images, target):  # type: ignore[no-untyped-def]
-        return sum(decomposition.row(family, module, images, one) for one in maps(family, module, images))
+    def oracle(family, module, images, target, **params):  # type: ignore[no-untyped-def]
+        return sum(decomposition.row(family, module, images, one) for one in maps(family, module, images, **params))
+
+    return oracle
+
+
+def plain_rollout(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
+    """The product of maps that hold the residual themselves."""
+
+    def oracle(family, module, images, target, **params):  # type: ignore[no-untyped-def]
+        return decomposition.rolled(maps(family, module, images, **params), readout(family, module, images))
 
     return oracle
 
@@ -85,6 +94,7 @@ def published_cam(name: str) -> Callable[..., Tensor]:
     return lambda family, module, images, target: cams.cam_authors(name, family, module, images, target)
 
 
+NO_BIAS = ({"protocol": "skipplus"}, {"value_bias": False})
 FROZEN = ({"rule": "frozen"}, {"frozen": True})
 PROBABILITY = ({"output": "probability"}, {"output": "probability"})
 CASES = [
@@ -119,6 +129,9 @@ CASES = [
     Case("grad_cam", cam_of("grad_cam"), {"layer": 0, "rule": "frozen"}, {"layer": 0, "frozen": True}),
     Case("grad_cam.plus", summed(cam_of("grad_cam"))),
     Case("xgrad_cam_plus.plus", summed(cam_of("xgrad_cam_plus")), *FROZEN),
+    Case("layer_cam.plus", cams.layer_cam_sum),
+    Case("layer_cam.plus", cams.layer_cam_sum, *FROZEN),
+    Case("layer_cam.skipplus", cams.layer_cam_sum, {"start_layer": 1}, {"start": 1}),
     Case("gen_att", relevance.gen_att),
     Case("gen_att", relevance.gen_att, *FROZEN),
     Case("gen_att.rollout", relevance.gen_att),
@@ -137,11 +150,18 @@ CASES = [
     Case("bt_t", markov.bt_t, {"steps": 3}, {"steps": 3}),
     Case("attin", last_row(decomposition.attin_maps)),
     Case("attin_residual", last_row(decomposition.attin_residual_maps)),
+    Case("attin", last_row(decomposition.attin_maps), *NO_BIAS),
+    Case("attin_residual", last_row(decomposition.attin_residual_maps), *NO_BIAS),
     Case("attin.plus", row_sum(decomposition.attin_maps)),
+    Case("attin_residual.plus", row_sum(decomposition.attin_residual_maps), *NO_BIAS),
     Case("globenc.plus", row_sum(decomposition.globenc_maps)),
     Case("alti.plus", row_sum(decomposition.alti_maps)),
+    Case("globenc.plus", row_sum(decomposition.globenc_maps), *NO_BIAS),
     Case("attin.rollout", half_rollout(decomposition.attin_maps)),
+    Case("attin_residual.rollout", plain_rollout(decomposition.attin_residual_maps), up_to_scale=True),
+    Case("attin_residual.rollout", plain_rollout(decomposition.attin_residual_maps), *NO_BIAS, up_to_scale=True),
     Case("globenc", untargeted(decomposition.globenc), up_to_scale=True),
+    Case("globenc", untargeted(decomposition.globenc), *NO_BIAS, up_to_scale=True),
     Case("alti", untargeted(decomposition.alti)),
     Case("alti", untargeted(decomposition.alti), {"protocol": "skipplus"}, {"protocol": "skipplus"}),
     Case("vtranm", transformation.vtranm),

@@ -87,6 +87,28 @@ def cam(
     return CAMS[method](recorded.x[layer], recorded.gx[layer], used)
 
 
+def layer_cam_sum(
+    family: Family,
+    module: nn.Module,
+    images: Tensor,
+    target: Tensor,
+    *,
+    start: int = 0,
+    frozen: bool = False,
+    output: str = "logit",
+) -> Tensor:
+    """LayerCAM over layers (SkipPLUS, 3.4): Σ_l m_l / max_j |m_lj|, j over an image's patches; a zero m_l adds 0."""
+    recorded = run(family, module, images, target, frozen=frozen, output=output)
+    total = torch.zeros_like(recorded.x[0][:, :, 0])
+    for l in range(start, recorded.depth):
+        m = layer_cam(recorded.x[l], recorded.gx[l], slice(None))
+        for image in range(len(m)):
+            largest = m[image, recorded.prefix :].abs().max()
+            if largest > 0:
+                total[image] += m[image] / largest
+    return total
+
+
 def cam_authors(
     method: str,
     family: Family,

@@ -24,10 +24,15 @@ def scaled_gradient(
     return total / steps
 
 
+def weights(family: Family, module: nn.Module, images: Tensor, target: Tensor, steps: int, **how: bool) -> Tensor:
+    """W = mean_h clamp⁺(Ḡ), (B, n, n) or a pool's (B, 1, N): clamped after the mean over steps, before heads."""
+    return scaled_gradient(family, module, images, target, steps, **how).clamp(min=0).mean(dim=1)
+
+
 def weight_row(family: Family, module: nn.Module, images: Tensor, target: Tensor, steps: int, **how: bool) -> Tensor:
-    """W = mean_h clamp⁺(Ḡ), its read-out row (B, n): clamped after the mean over steps, before the one over heads."""
-    W = scaled_gradient(family, module, images, target, steps, **how).clamp(min=0).mean(dim=1, keepdim=True)
-    return head_rows(readout(family, module, images), W)[:, 0]
+    """The read-out row of W (B, n)."""
+    W = weights(family, module, images, target, steps, **how)
+    return head_rows(readout(family, module, images), W[:, None])[:, 0]
 
 
 def tam_state(family: Family, module: nn.Module, images: Tensor, target: Tensor, start_layer: int) -> Tensor:
@@ -93,10 +98,11 @@ def product(recorded: Recorded, maps: list[Tensor]) -> Tensor:
 
 
 def _finish(recorded: Recorded, maps: list[Tensor], rho: Tensor, W: Tensor) -> Tensor:
-    """(row of W) ⊙ |row of R|; a pool's map, the last of `maps`, is its row."""
-    blocks = maps[:-1] if recorded.has_pool else maps
-    row = head_rows(rho, maps[-1][:, None])[:, 0] if recorded.has_pool else rho
-    return W * torch.einsum("bi,bij->bj", row, product(recorded, blocks)).abs()
+    """ρᵀ (W ⊙ |R|). A pool's map, the last of `maps`, times R has one row, that of the pool's query."""
+    if recorded.has_pool:
+        row, W_row = (head_rows(rho, M[:, None])[:, 0] for M in (maps[-1], W))
+        return W_row * torch.einsum("bi,bij->bj", row, product(recorded, maps[:-1])).abs()
+    return torch.einsum("bi,bij->bj", rho, W * product(recorded, maps).abs())
 
 
 def bt_h(
@@ -112,7 +118,7 @@ def bt_h(
     """R ← R + Â_l R with the head mixture Â."""
     recorded = run(family, module, images, target, frozen=frozen)
     maps = [head_mixture(recorded, l) for l in range(start_layer, len(recorded.A))]
-    W = weight_row(family, module, images, target, steps, frozen=frozen)
+    W = weights(family, module, images, target, steps, frozen=frozen)
     return _finish(recorded, maps, readout(family, module, images), W)
 
 
@@ -130,5 +136,5 @@ def bt_t(
     """R ← R + (mean_h A_l) diag(r_l) R."""
     recorded = run(family, module, images, target, frozen=frozen)
     maps = [weighted_values(recorded, l, layer_scale) for l in range(start_layer, len(recorded.A))]
-    W = weight_row(family, module, images, target, steps, frozen=frozen)
+    W = weights(family, module, images, target, steps, frozen=frozen)
     return _finish(recorded, maps, readout(family, module, images), W)

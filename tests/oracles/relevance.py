@@ -70,11 +70,19 @@ def attn_cam(
     frozen: bool = False,
     output: str = "logit",
 ) -> Tensor:
-    """α_h = mean over patch keys of ρᵀG_h; map_j = mean_h α_h (ρᵀA_h)_j. None: the last attention, a pool's if any."""
+    """ρᵀM, the map of query i being M_ij = mean_h α_hi A_h[i, j] with α_hi the mean over patch keys of G_h[i, ·].
+
+    A pool has one query, whose map is the result. None: the last attention, a pool's if any.
+    """
     recorded = run(family, module, images, target, frozen=frozen, output=output)
     rho, layer = readout(family, module, images), last_attention(recorded, layer)
-    alpha = head_rows(rho, recorded.G[layer])[:, :, recorded.prefix :].mean(dim=-1)
-    return (alpha[:, :, None] * head_rows(rho, recorded.A[layer])).mean(dim=1)
+    A, G = recorded.A[layer], recorded.G[layer]
+    patches = rho.shape[1] - recorded.prefix
+    M = torch.zeros_like(A[:, :1])
+    for i in range(A.shape[2]):
+        alpha = G[:, :, i, -patches:].mean(dim=-1)
+        M[:, 0, i] = (alpha[:, :, None] * A[:, :, i]).mean(dim=1)
+    return head_rows(rho, M)[:, 0]
 
 
 def attn_cam_authors(family: Family, module: nn.Module, images: Tensor, target: Tensor) -> Tensor:

@@ -169,12 +169,30 @@ def test_gen_att_is_at_least_the_identity_and_starts_with_grad_sam(name: str) ->
 @diverse
 def test_attn_cam_is_raw_attention_with_weighted_heads(name: str) -> None:
     trace, rho = recorded(name), readout(*case(name)[:3])
-    rows, prefix = network.head_rows(rho, trace.A[-1]), trace.prefix
-    alpha = network.head_rows(rho, trace.G[-1])[:, :, prefix:].mean(dim=-1)
-    close(relevance.attn_cam(*case(name)), (alpha[..., None] * rows).sum(dim=1) / rows.shape[1])
+    rows, patches = network.head_rows(rho, trace.A[-1]), rho.shape[1] - trace.prefix
     close(rows.sum(dim=-1), ones(*rows.shape[:2]))
+    alpha = trace.G[-1][..., -patches:].mean(dim=(1, 3))  # (B, queries); rows of A sum to one
+    close(relevance.attn_cam(*case(name)).sum(dim=1), alpha[:, 0] if trace.has_pool else (rho * alpha).sum(dim=1))
+    if trace.has_pool or (rho != 0).sum() == len(rho):  # one query: its heads are weighted rows
+        weights = network.head_rows(rho, trace.G[-1])[..., trace.prefix :].mean(dim=-1, keepdim=True)
+        close(relevance.attn_cam(*case(name)), (weights * rows).mean(dim=1))
     if trace.has_pool:
         close(rows.mean(dim=1), rho)
+
+
+def test_two_read_tokens_are_explained_apart_and_then_averaged() -> None:
+    """A distilled head: the map is the mean of the maps of its two tokens, which a mean of factors is not."""
+    family, module, x, target = case("timm_deit_distilled")
+    trace = recorded("timm_deit_distilled")
+    A, G = trace.A[-1], trace.G[-1]
+    maps = [(G[:, :, i, 2:].mean(dim=-1, keepdim=True) * A[:, :, i]).mean(dim=1) for i in (0, 1)]
+    close(relevance.attn_cam(family, module, x, target), (maps[0] + maps[1]) / 2)
+    W = markov.weights(family, module, x, target, 2)
+    R = markov.product(trace, [markov.head_mixture(trace, l) for l in range(trace.depth)])
+    expected = (W[:, 0] * R[:, 0] + W[:, 1] * R[:, 1]) / 2
+    close(markov.bt_h(family, module, x, target, steps=2), expected)
+    factors = (W[:, 0] + W[:, 1]) * (R[:, 0] + R[:, 1]) / 4
+    assert not torch.allclose(factors, expected, rtol=1e-2)
 
 
 def test_conservative_lrp_is_complete_without_the_mlp_and_attn_lrp_without_softmax() -> None:

@@ -34,6 +34,7 @@ class Aggregation(TokenMethod):
         inherited = [(f.name, hints[f.name], f.default) for f in fields(base) if f.name not in own]
         made = make_dataclass(f"{base.__name__}{cls.__name__}", inherited, bases=(cls,), kw_only=True)
         made.base_class = base  # type: ignore[attr-defined]
+        made.version = base.version  # type: ignore[attr-defined]
         made.__doc__ = f"{cls.title} of {base.info.name}."
         made.info = replace(  # type: ignore[attr-defined]
             base.info,
@@ -83,7 +84,7 @@ class Plus(Aggregation):
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers)
-        return self.base.sum_over(self.traced(), images, target, against)
+        return self.base.sum_over(self.traced(), self.base.term, images, target, against)
 
 
 class SkipPlus(Plus):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from vitrail.engine.sharing import Wish
@@ -173,10 +174,15 @@ class GradCamElementwise(Cam):
 @_register("layer_cam", "Jiang et al. 2021")
 @dataclass(kw_only=True)
 class LayerCam(Cam):
-    """Activations weighted by their own positive gradients."""
+    """Activations weighted by their own positive gradients.
 
-    aggregations: ClassVar[tuple[str, ...]] = ()
-    no_aggregation: ClassVar[str] = "LayerCAM has a sum over layers of its own, normalised per layer"
+    ``layer_cam.plus`` adds up the layers as SkipPLUS tells it, each map divided by its largest absolute value.
+    """
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
         return (h * g.clamp(min=0)).sum(-1)
+
+    def term(self, trace: Trace, layer: int) -> Tensor:
+        scores = self.scores(trace, layer)
+        peak = scores[:, trace.num_prefix :].abs().amax(1, keepdim=True)
+        return scores / torch.where(peak == 0, torch.ones_like(peak), peak)

@@ -41,7 +41,12 @@ class DecompX(Layerwise):
 
 @dataclass(kw_only=True)
 class Contributions(LayerMap):
-    """Layer maps from the vectors V_ij = Σ_h A_ij^h f_j^h (+ x_i where i = j) that source j sends to target i."""
+    """Layer maps from the vectors V_ij = Σ_h A_ij^h f_j^h (+ x_i where i = j) that source j sends to target i.
+
+    ``protocol="skipplus"``: the shift of the first norm and the bias of the values belong to no source and stay out.
+    """
+
+    protocol: Literal["default", "skipplus"] = "default"
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v"})
 
@@ -53,10 +58,10 @@ class Contributions(LayerMap):
     def pools_by_attention(self) -> bool:
         return False  # a pool's query is no token: the blocks are read with its attention, which is ρ
 
-    def sources(self, trace: Trace, layer: int, bias: bool = True) -> Tensor:
-        """f (B, H, n, d); without ``bias`` the shift of the norm and the bias of the values stay out."""
+    def sources(self, trace: Trace, layer: int) -> Tensor:
+        """f (B, H, n, d)"""
         block, values = self.vit.blocks[layer], trace["v"][layer]
-        if not bias:
+        if self.protocol == "skipplus":
             x = trace["x"][layer]
             passed = linear_part(x, block.norm1) * deviation(x, block.norm1)
             values = (passed @ block.attention.v.weight.T).unflatten(-1, (block.attention.heads, -1)).transpose(1, 2)
@@ -79,10 +84,21 @@ def diagonal_vectors(trace: Trace, layer: int, sources: Tensor) -> Tensor:
     return torch.einsum("bhi,bhid->bid", own, sources)
 
 
-@method("attin", family="decomposition", signed=False, class_specific=False, cost=(1, 0), paper="Kobayashi et al. 2020")
+@method(
+    "attin",
+    signed=False,
+    family="decomposition",
+    class_specific=False,
+    cost=(1, 0),
+    protocols=("default", "skipplus"),
+    paper="Kobayashi et al. 2020",
+)
 @dataclass(kw_only=True)
 class AttentionNorm(Contributions):
-    """Length of what each token sends to the row that the head reads, heads summed before the norm."""
+    """Length of what each token sends to the row that the head reads, heads summed before the norm.
+
+    ``protocol="skipplus"``: without the shift of the first norm and the bias of the values.
+    """
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         sources = self.sources(trace, layer)
@@ -95,11 +111,15 @@ class AttentionNorm(Contributions):
     family="decomposition",
     class_specific=False,
     cost=(1, 0),
+    protocols=("default", "skipplus"),
     paper="Kobayashi et al. 2021",
 )
 @dataclass(kw_only=True)
 class AttentionNormResidual(Contributions):
     """As ``attin``, with the residual stream among what a token sends to itself."""
+
+    version: ClassVar[int] = 2
+    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "none"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         sources = self.sources(trace, layer)
@@ -109,11 +129,20 @@ class AttentionNormResidual(Contributions):
 
 
 @method(
-    "globenc", family="decomposition", signed=False, class_specific=False, cost=(1, 0), paper="Modarressi et al. 2022"
+    "globenc",
+    signed=False,
+    family="decomposition",
+    class_specific=False,
+    cost=(1, 0),
+    protocols=("default", "skipplus"),
+    paper="Modarressi et al. 2022",
 )
 @dataclass(kw_only=True)
 class GlobEnc(OwnRollout, Contributions):
-    """Lengths after the second norm, the MLP taken as the identity; chained over the layers without an identity."""
+    """Lengths after the second norm, the MLP taken as the identity; chained over the layers without an identity.
+
+    ``protocol="skipplus"``: without the shift of the first norm and the bias of the values.
+    """
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v", "mid"})
     mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "none"
@@ -148,14 +177,12 @@ class Alti(OwnRollout, Contributions):
     ``protocol="skipplus"``: the vectors of ``globenc``, without biases, against the output of the whole block.
     """
 
-    protocol: Literal["default", "skipplus"] = "default"
-
     keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v", "mid", "mlp_out"})
     mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "none"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         published, block = self.protocol == "skipplus", self.vit.blocks[layer]
-        sources = self.sources(trace, layer, bias=not published)
+        sources = self.sources(trace, layer)
         output = trace["mid"][layer] + (trace["mlp_out"][layer] if published else 0)
         rows, (batch, _, tokens, width) = [], sources.shape
         step = max(1, CHUNK // (batch * tokens * width))

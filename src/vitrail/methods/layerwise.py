@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -58,6 +58,10 @@ class Layerwise(TokenMethod):
         """(B, P + N): what each token has in the score, seen from the input of block ``layer``."""
         raise NotImplementedError
 
+    def term(self, trace: Trace, layer: int) -> Tensor:
+        """(B, P + N): what the layer adds to PLUS."""
+        return self.scores(trace, layer)
+
     def closing(self, trace: Trace) -> Tensor | None:
         """(B, P + N): what is added once to a sum over layers."""
         return None
@@ -76,12 +80,19 @@ class Layerwise(TokenMethod):
         return range(start, self.vit.num_layers)
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        return self.sum_over(self.layers(), images, target, against)
+        return self.sum_over(self.layers(), self.scores, images, target, against)
 
-    def sum_over(self, layers: range, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        """The plain signed sum of the layers' scores, from one trace."""
+    def sum_over(
+        self,
+        layers: range,
+        term: Callable[[Trace, int], Tensor],
+        images: Tensor,
+        target: Tensor,
+        against: Tensor | None,
+    ) -> Attribution:
+        """The plain signed sum of the layers' terms, from one trace."""
         found = self.trace(images, target, against, check_layers(layers, self.all_layers(0).stop))
-        total = torch.stack([self.scores(found, layer) for layer in layers]).sum(0)
+        total = torch.stack([term(found, layer) for layer in layers]).sum(0)
         closing = self.closing(found)
         return Attribution(self.on_grid(total if closing is None else total + closing), self.extras(found, layers))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.trace import Trace, trace
@@ -21,7 +22,7 @@ from vitrail.progress import shown
 
 @dataclass(kw_only=True)
 class Integrated(LayerMap):
-    """A state swept through the layers, times the integrated gradient of the last attention.
+    """A chain through the layers, times the integrated gradient of the last attention.
 
     The gradient is averaged over ``steps`` images scaled from the mean colour to the image, both included; only the
     last attention is differentiated there. ``start_layer``: the first block used.
@@ -36,8 +37,8 @@ class Integrated(LayerMap):
     no_aggregation: ClassVar[str] = "its state already runs through all layers"
     published_start: ClassVar[int] = 0
 
-    def state(self, trace: Trace, start: int) -> Tensor:
-        """(B, n)"""
+    def weighted(self, trace: Trace, start: int, gradient: Tensor) -> Tensor:
+        """(B, n): the chain from the last block down to ``start``, weighted by the integrated gradient."""
         raise NotImplementedError
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
@@ -45,8 +46,8 @@ class Integrated(LayerMap):
             raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
         start = check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers).start
         found = self.trace(images, target, against, self.traced())
-        weight = self.integrated_gradient(images, target, against)
-        return Attribution(self.on_grid(self.state(found, start) * weight))
+        gradient = self.integrated_gradient(images, target, against)
+        return Attribution(self.on_grid(self.weighted(found, start, gradient)))
 
     def start(self) -> int:
         """The first block used."""
@@ -57,7 +58,7 @@ class Integrated(LayerMap):
         return range(self.start(), self.vit.num_layers + self.pools_by_attention)
 
     def integrated_gradient(self, images: Tensor, target: Tensor, against: Tensor | None) -> Tensor:
-        """(B, n): the read-out row of mean_h of the positive part of the step-averaged gradient."""
+        """W (B, n, n), of an attention pool (B, 1, keys): mean_h of the positive part of the step-averaged gradient."""
         last = self.layers().start
         total: Tensor | None = None
         for step in shown(range(self.steps), self.info.name):
@@ -65,14 +66,7 @@ class Integrated(LayerMap):
             found = trace(self.vit, scaled, target, against=against, output=self.output, keep={"G"}, layers=[last])
             total = found["G"][last] if total is None else total + found["G"][last]
         assert total is not None
-        positive = (total / self.steps).clamp(min=0).mean(1)
-        return self.read(found, positive)
-
-    def read(self, trace: Trace, matrix: Tensor) -> Tensor:
-        """The read-out row of the last attention's matrix, on all tokens."""
-        if self.pools_by_attention:
-            return on_tokens(matrix[:, 0], trace)
-        return torch.einsum("bi,bij->bj", self.rho(trace), matrix)
+        return (total / self.steps).clamp(min=0).mean(1)
 
 
 @method(
@@ -92,12 +86,59 @@ class Tam(Integrated):
 
     published_start: ClassVar[int] = 4
 
+    def weighted(self, trace: Trace, start: int, gradient: Tensor) -> Tensor:
+        return self.state(trace, start) * self.read(trace, gradient)
+
     def state(self, trace: Trace, start: int) -> Tensor:
+        """(B, n)"""
         last = self.layers().start
         row = self.read(trace, trace["A"][last].mean(1))
         for layer in reversed(range(start, last)):
             row = row + (row[:, None] @ trace["A"][layer].mean(1))[:, 0]
         return row
+
+    def read(self, trace: Trace, matrix: Tensor) -> Tensor:
+        """The read-out row of the last attention's matrix, on all tokens."""
+        if self.pools_by_attention:
+            return on_tokens(matrix[:, 0], trace)
+        return torch.einsum("bi,bij->bj", self.rho(trace), matrix)
+
+
+@dataclass(kw_only=True)
+class Bidirectional(Integrated):
+    """ρᵀ (W ⊙ R) with R = ∏ (I + M_l): each row of R that the head reads meets its own row of the gradient W.
+
+    Only the rows that the head reads are carried: one for a class token, N for a mean over the patches, whose N n² per
+    block are little beside the passes of the gradient.
+    """
+
+    version: ClassVar[int] = 2
+
+    def step(self, trace: Trace, layer: int) -> Tensor:
+        """M_l (B, n, n), never negative; for an attention pool (layer L) (B, 1, keys)."""
+        raise NotImplementedError
+
+    def weighted(self, trace: Trace, start: int, gradient: Tensor) -> Tensor:
+        if self.pools_by_attention:
+            return on_tokens(gradient[:, 0], trace) * self.rows(trace, start)[:, 0]
+        read = self.read_tokens(trace)
+        shares = self.rho(trace)[:, read, None]
+        return (shares * gradient[:, read] * self.rows(trace, start)).sum(1)
+
+    def rows(self, trace: Trace, start: int) -> Tensor:
+        """(B, rows, n): the rows of R of the tokens that the head reads; the only row of an attention pool."""
+        if self.pools_by_attention:
+            rows = on_tokens(self.step(trace, trace.num_layers), trace)
+        else:
+            rho = self.rho(trace)
+            rows = F.one_hot(self.read_tokens(trace), rho.shape[1]).to(rho).expand(len(rho), -1, -1)
+        for layer in reversed(range(start, trace.num_layers)):
+            rows = rows + rows @ self.step(trace, layer)
+        return rows
+
+    def read_tokens(self, trace: Trace) -> Tensor:
+        """The tokens that the head reads in any image of the batch."""
+        return self.rho(trace).any(0).nonzero()[:, 0]
 
 
 @method(
@@ -109,7 +150,7 @@ class Tam(Integrated):
     paper="Chen et al. 2023 (BT)",
 )
 @dataclass(kw_only=True)
-class BidirectionalHead(Integrated):
+class BidirectionalHead(Bidirectional):
     """Attention with heads weighted by their gradients, rolled through the layers, times the integrated gradient.
 
     ``protocol="authors"`` starts at the fourth block, ``"tis"`` at the first.
@@ -118,7 +159,7 @@ class BidirectionalHead(Integrated):
     keep: ClassVar[frozenset[str]] = frozenset({"A", "G"})
     published_start: ClassVar[int] = 3
 
-    def head_mean(self, trace: Trace, layer: int) -> Tensor:
+    def step(self, trace: Trace, layer: int) -> Tensor:
         """Σ_h I_h A_h with I_h ∝ mean |A_hᵀ G_h|; equal heads where all gradients vanish."""
         attention, gradient = trace["A"][layer], trace["G"][layer]
         weights = (attention.transpose(-2, -1) @ gradient).abs().mean((-2, -1))  # (B, H)
@@ -127,12 +168,6 @@ class BidirectionalHead(Integrated):
             total > 0, weights / torch.where(total > 0, total, torch.ones_like(total)), 1 / weights.shape[1]
         )
         return torch.einsum("bh,bhij->bij", shares, attention)
-
-    def state(self, trace: Trace, start: int) -> Tensor:
-        row = self.read(trace, self.head_mean(trace, trace.num_layers)) if self.pools_by_attention else self.rho(trace)
-        for layer in reversed(range(start, trace.num_layers)):
-            row = row + (row[:, None] @ self.head_mean(trace, layer))[:, 0]
-        return row
 
 
 @method(
@@ -144,7 +179,7 @@ class BidirectionalHead(Integrated):
     paper="Chen et al. 2023 (BT)",
 )
 @dataclass(kw_only=True)
-class BidirectionalToken(Integrated):
+class BidirectionalToken(Bidirectional):
     """Attention with sources weighted by how much longer attention makes them, times the integrated gradient.
 
     ``protocol="authors"`` starts at the sixth block, ``"tis"`` at the first.
@@ -157,20 +192,18 @@ class BidirectionalToken(Integrated):
     def unsupported(cls, model: View) -> str | None:
         return super().unsupported(model) or refuses_inner_norm(model)
 
-    def state(self, trace: Trace, start: int) -> Tensor:
-        row = self.rho(trace)
-        if self.pools_by_attention:
-            pool = self.vit.architecture().head.attention_pool
-            assert pool is not None
-            row = self.read(trace, self.weighted(trace, trace.num_layers, pool.attention, None))
-        for layer in reversed(range(start, trace.num_layers)):
-            block = self.vit.blocks[layer]
-            row = row + (row[:, None] @ self.weighted(trace, layer, block.attention, block.scale1))[:, 0]
-        return row.abs()
-
-    def weighted(self, trace: Trace, layer: int, attention: Attention, gamma: Tensor | None) -> Tensor:
+    def step(self, trace: Trace, layer: int) -> Tensor:
         """mean_h A · diag(r), r_j = ‖what token j sends‖ / ‖token j‖."""
+        attention, gamma = self.attention(layer)
         made = sent(trace["v"][layer], attention, gamma).sum(1).norm(dim=-1)
         given = trace["x"][layer].norm(dim=-1)[:, -made.shape[1] :]
         ratio = made / torch.where(given > 0, given, torch.ones_like(given))
         return trace["A"][layer].mean(1) * ratio[:, None]
+
+    def attention(self, layer: int) -> tuple[Attention, Tensor | None]:
+        """The attention of a block, with its LayerScale, or that of the pool behind the last one."""
+        if layer < self.vit.num_layers:
+            return self.vit.blocks[layer].attention, self.vit.blocks[layer].scale1
+        pool = self.vit.architecture().head.attention_pool
+        assert pool is not None
+        return pool.attention, None

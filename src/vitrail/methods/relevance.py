@@ -20,7 +20,6 @@ from vitrail.methods.layerwise import (
     Output,
     OwnRollout,
     Rule,
-    on_tokens,
     readout_row,
 )
 from vitrail.methods.registry import method
@@ -41,19 +40,17 @@ class AttentionCam(LayerMap):
     output: Output = "logit"
     protocol: Literal["default", "authors"] = "default"
 
+    version: ClassVar[int] = 2
     keep: ClassVar[frozenset[str]] = frozenset({"A", "G"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus")
+    no_aggregation: ClassVar[str] = "no paper chains its layers"
 
-    def scores(self, trace: Trace, layer: int) -> Tensor:
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        """mean_h α_hi A_h[i, j]: every query i weighs the heads by its own mean gradient at the patches."""
         attention, gradient = trace["A"][layer], trace["G"][layer]
-        if layer == trace.num_layers:  # an attention pool has one query, and its keys are what it may see
-            rows, slopes = attention[:, :, 0], gradient[:, :, 0]
-            first = max(0, trace.num_prefix - (trace.readout.shape[1] - rows.shape[-1]))
-        else:
-            rho, first = self.rho(trace), trace.num_prefix
-            rows, slopes = (torch.einsum("bi,bhij->bhj", rho, t) for t in (attention, gradient))
-        weights = slopes[..., first:].mean(-1, keepdim=True)
-        return on_tokens((weights * rows).mean(1), trace)
+        unseen = trace.readout.shape[1] - attention.shape[-1]  # tokens that are no key of an attention pool
+        weights = gradient[..., max(0, trace.num_prefix - unseen) :].mean(-1)  # (B, H, n)
+        return torch.einsum("bhi,bhij->bij", weights, attention) / attention.shape[1]
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         found = super().run(images, target, against)
