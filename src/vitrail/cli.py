@@ -278,15 +278,24 @@ def serve(
     token: Annotated[str | None, typer.Option(help="What clients must send; made up where it is needed.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="For computing; default: all cores but one.")] = None,
     queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait, of each kind.")] = 16,
-    job_seconds: Annotated[float, typer.Option(min=1, help="The most that one job may take.")] = 120,
+    job_seconds: Annotated[
+        float, typer.Option(min=1, help="The most that a job, or a method compared, may take.")
+    ] = 120,
     cache_mb: Annotated[int, typer.Option(min=1, help="Memory for pictures and answers, in MiB.")] = 256,
+    checkpoint: Checkpoint = None,
+    labels: Labels = None,
+    num_classes: NumClasses = None,
+    img_size: ImgSize = None,
 ) -> None:
     """Open the web page: drop a photo, see why. Also an HTTP interface for programs."""
     from vitrail.app.settings import MIB, Settings, spare_cores
     from vitrail.commands.serve import run
 
-    run(Settings(host, port, token, queue, job_seconds, threads=threads or spare_cores(), cache_bytes=cache_mb * MIB),
-        split(model))  # fmt: skip
+    options = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = Settings(host, port, token, queue, job_seconds, threads=threads or spare_cores(),
+                        cache_bytes=cache_mb * MIB, load_options=given)  # fmt: skip
+    run(settings, split(model))
 
 
 @app.command()

@@ -217,6 +217,30 @@ def test_wrong_values_are_told_in_a_sentence(
     assert 10 < len(found["error"]) <= 2000
 
 
+@pytest.mark.parametrize(
+    ("what", "fields", "told"),
+    [
+        ("predict", {"image": "text"}, "image: expected a file, but got text."),
+        ("explain", {"sample": "cat", "target": "x" * 201}, "target: it is too long, expected at most 200 letters."),
+        ("explain", {"sample": "cat", "method": "x" * 201}, "method: it is too long, expected at most 200 letters."),
+        ("explain", {"sample": "cat", "against": "1", "method": "rollout"},
+         "rollout is the same for every class: it cannot tell two of them apart."),
+        ("predict", {"sample": "cat", "top": "many"}, "top: expected a whole number."),
+        ("predict", {"sample": "cat", "top": 0}, "top: expected 1 or more."),
+        ("predict", {"sample": "cat", "top": 1000}, "top: expected 100 or less."),
+        ("predict", {"sample": "cat", "wait": "perhaps"}, "wait: expected true or false."),
+        ("predict", {"picture": "cat"}, "picture: expected the id of an earlier upload, as /api/predict gives it."),
+        ("predict", {"sample": "cat", "size": 1}, "size: there is no such field, see /api/docs."),
+        ("score", {"sample": "cat", "space": "outer"}, "space: expected 'pixels' or 'tokens'."),
+        ("mask", {"sample": "cat", "removed": "x"}, "removed: expected JSON."),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_told_in_plain_words(
+    client: httpx.Client, what: str, fields: dict[str, object], told: str
+) -> None:
+    assert post(client, what, 422, **fields) == {"error": told}
+
+
 def test_unknown_jobs_pictures_and_places_are_404(client: httpx.Client) -> None:
     for path in ("/api/jobs/x", "/api/jobs/x/events", "/api/nonsense", "/samples/../cli.py", "/nonsense"):
         answer = client.get(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -18,9 +19,11 @@ from tests.app.hostile import photo, saved
 from tests.app.serving import PATIENCE, Served, events, form, until, upload
 
 from vitrail.app.bounded import Bounded
+from vitrail.app.dispatch import Dispatcher
 from vitrail.app.errors import Refused
 from vitrail.app.following import events as events_of
-from vitrail.app.jobs import Answer, Job, Jobs, Task
+from vitrail.app.jobs import Answer, Job, Jobs, State, Task
+from vitrail.app.settings import Settings
 
 
 def state(client: httpx.Client, job: str) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def test_a_full_queue_says_when_to_come_again(pressing: httpx.Client) -> None:
     first = long_job(pressing, 6)
     running(pressing, first)
     others = [long_job(pressing, seed) for seed in (7, 8)]
-    assert [state(pressing, job)["position"] for job in others] == [0, 1]
+    assert [state(pressing, job)["position"] for job in others] == [1, 2]  # the one that runs goes before them
     answer = pressing.post("/api/explain", files=form(sample="cat", method="rollout", target="3"))
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
@@ -148,6 +151,66 @@ def test_a_full_queue_says_when_to_come_again(pressing: httpx.Client) -> None:
         pressing.delete(f"/api/jobs/{job}")
     assert [state(pressing, job)["state"] for job in others] == ["cancelled"] * 2
     until(lambda: state(pressing, first)["state"] == "cancelled")
+
+
+def test_who_waits_hears_how_many_go_before() -> None:
+    """The one that runs is one of them; they are told again when there are fewer."""
+
+    async def wait() -> list[list[int]]:
+        jobs = Jobs(8, 1000)
+        first, second, third, fourth = (jobs.submit(Task("explain", "m", "p", {"n": n}), True) for n in range(4))
+        running = await jobs.long.next()
+        assert running is first
+        fifth = jobs.submit(Task("explain", "m", "p", {"n": 4}), follow=True)
+        jobs.drop(third)
+        first.end("done", Answer("application/json", b"{}"))
+        assert await jobs.long.next() is second
+        assert jobs.long.position(fifth) == 2
+        return [[json.loads(data)["position"] for name, data in job.events if name == "queued"]
+                for job in (first, second, fourth, fifth)]  # fmt: skip
+
+    assert asyncio.run(wait()) == [[0], [1], [3, 2, 1], [4, 3, 2]]
+
+
+def test_a_job_that_was_cancelled_is_as_far_as_it_was() -> None:
+    async def ended(state: State) -> float:
+        job = Job(Task("explain", "m", "p", {}))
+        job.tell("progress", b'{"done": 1, "total": 4}')
+        job.end(state)
+        return job.share
+
+    assert [asyncio.run(ended(state)) for state in ("cancelled", "failed", "done")] == [0.25, 0.25, 1]
+
+
+def test_each_method_of_a_comparison_has_its_own_time(small: Served, pressing: httpx.Client) -> None:
+    worker = small.service.dispatcher.pid
+    with hurried(small, 1.5):
+        fields = form(sample="coffee", methods="random,rise,rollout", score=False)
+        answer = pressing.post("/api/compare", files=fields)
+    assert answer.status_code == 200, answer.text
+    first, slow, last = answer.json()["results"]
+    assert "values" in first
+    assert "values" in last
+    assert "longer than 1.5 seconds" in slow["error"]
+    assert small.service.dispatcher.pid == worker
+
+
+def test_a_comparison_gets_new_time_with_each_method() -> None:
+    async def until_when() -> tuple[float, float]:
+        dispatcher = Dispatcher(Settings(job_seconds=50), [], Jobs(4, 1000), lambda _: pytest.fail("no picture"))
+        job = Job(Task("compare", "m", "p", {}))
+        dispatcher._here[job.id] = job
+        dispatcher._heard({"event": "started", "job": job.id}, b"")
+        assert job.timer is not None
+        first = job.timer
+        for _ in range(2):
+            dispatcher._heard({"event": "partial", "job": job.id}, b"{}")
+        assert first.cancelled()
+        job.timer.cancel()
+        return first.when(), job.timer.when()
+
+    first, later = asyncio.run(until_when())
+    assert later > first
 
 
 def test_quick_work_goes_between_the_steps_of_long_work(pressing: httpx.Client) -> None:

@@ -55,14 +55,22 @@ def test_foreign_hosts_are_refused(client: httpx.Client, host: str) -> None:
         assert answer.status_code in ((400, 403) if not host else (403,))
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:5", "[::1]:80", "[::1]"])
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:5", "127.0.0.2:8000", "[::1]:80", "[::1]"])
 def test_own_hosts_are_served(client: httpx.Client, host: str) -> None:
     assert client.get("/api/health", headers={"Host": host}).status_code == 200
 
 
 def test_other_sites_are_refused(served: Served, client: httpx.Client) -> None:
     own = served.url
-    for origin in ("http://evil.example", "null", "http://localhost:1", own.replace("http", "https") + "0", "file://"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://localhost:1",
+        "http://[",
+        "",
+        own.replace("http", "https") + "0",
+        "file://",
+    ):
         answer = client.post("/api/predict", files=upload(), headers={"Origin": origin})
         assert answer.status_code == 403, origin
     assert client.post("/api/predict", files=upload(), headers={"Origin": own}).status_code == 200
@@ -70,6 +78,16 @@ def test_other_sites_are_refused(served: Served, client: httpx.Client) -> None:
         assert client.get("/api/models", headers={"Sec-Fetch-Site": site}).status_code == 403
     assert client.get("/", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200  # a link to the page
     assert client.options("/api/predict", headers={"Origin": own}).status_code == 405
+
+
+def test_head_is_get_without_a_body(client: httpx.Client) -> None:
+    for path in ("/", "/api/health", "/api/docs", "/static/index.html", "/samples/cat.jpg", "/nonsense"):
+        got, head = client.get(path), client.head(path)
+        assert head.status_code == got.status_code, path
+        assert head.headers["content-length"] == got.headers["content-length"]
+        assert head.content == b""
+    assert client.head("/api/predict").status_code == 405
+    assert client.head("/api/jobs/x/events").status_code == 405
 
 
 def connection(served: Served) -> http.client.HTTPConnection:
@@ -118,6 +136,14 @@ def test_a_form_may_have_few_parts(client: httpx.Client) -> None:
     assert client.post("/api/predict", files=form(nonsense="1", sample="cat")).status_code == 422
 
 
+@pytest.mark.parametrize("name", ["method", "sample"])
+def test_a_field_that_comes_twice_is_refused(client: httpx.Client, name: str) -> None:
+    twice = [("sample", (None, "cat")), ("method", (None, "rollout")), (name, (None, "random"))]
+    answer = client.post("/api/explain", files=twice)
+    assert answer.status_code == 422
+    assert answer.json()["error"] == f"the form has '{name}' more than once: give each field once."
+
+
 def test_huge_headers_and_lines_are_refused(served: Served, client: httpx.Client) -> None:
     for headers in ({"X-Long": "a" * 200_000}, {f"X-{i}": "a" * 1000 for i in range(200)}):
         try:
@@ -155,6 +181,12 @@ def test_with_a_token_every_request_needs_it(headers: dict[str, str], path: str,
     except VitrailError as error:
         found = error.status  # type: ignore[attr-defined]
     assert found == status
+
+
+def test_a_wrong_token_is_told_apart_from_none() -> None:
+    for given, told in (({}, "a token is needed"), ({"authorization": "Bearer x"}, "the token is wrong")):
+        with pytest.raises(VitrailError, match=told):
+            check({"path": "/api/models"}, Headers({"host": "h", **given}), Settings(token="secret"))
 
 
 def test_a_server_with_a_token_asks_for_it(guarded: Served) -> None:
@@ -212,6 +244,19 @@ def test_the_address_has_the_token_where_no_server_sees_it() -> None:
             bind(Settings(port=port))
     with pytest.raises(VitrailError, match="cannot listen"):
         bind(Settings(host="203.0.113.7", port=0))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_that_cannot_be_opened_is_not_printed(host: str) -> None:
+    settings = Settings(host=host, port=0, token="abc")
+    try:
+        bound = bind(settings)
+    except VitrailError:
+        pytest.skip("this machine has no such addresses")
+    with bound:
+        told = urlsplit(address(settings, bound))
+    assert told.hostname not in (None, "", "0.0.0.0", "::")
+    assert told.fragment == "token=abc"
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests import families
 from tests.app.serving import CAT
 
 import vitrail
-from vitrail.app import work
+from vitrail.app import turn, work
 from vitrail.app.describing import describe_model, form, methods_of
 from vitrail.app.jobs import Cancelled
 from vitrail.app.plain import as_json
@@ -159,6 +160,55 @@ def test_compare_tells_each_method_as_it_comes(view: View) -> None:
     done = [one["done"] for one in said]
     assert done == sorted(done)
     assert any(one["what"].startswith("tis: ") for one in said)
+
+
+def test_the_bar_of_a_comparison_moves_within_a_method(view: View) -> None:
+    done: list[float] = []
+    work.compare(view, request(methods=["tis", "random"], steps=8, space="pixels"),
+                 lambda what, said: done.append(said["done"]) if what == "progress" else None)  # fmt: skip
+    within = [value for value in done if 0 < value < 1]
+    assert len(set(within)) >= 5
+    assert max(within) > 0.7
+    assert done == sorted(done)
+    assert all(0 <= value < 2 for value in done)
+
+
+def test_a_method_that_takes_too_long_says_so_and_the_others_stay(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, logits = [0.0], type(view).logits
+
+    def slow(self: View, pixels: torch.Tensor) -> torch.Tensor:
+        now[0] += 1  # each pass takes a second
+        return logits(self, pixels)
+
+    monkeypatch.setattr(type(view), "logits", slow)
+    monkeypatch.setattr(turn, "clock", lambda: now[0])
+    own = replace(request(methods=["grad_cam", "rise", "rollout"], steps=4), seconds=20.5)
+    first, rise, last = work.compare(view, own, silent)["results"]
+    assert "insertion" in first
+    assert "insertion" in last
+    assert rise["method"] == "rise"
+    assert "longer than 20.5 seconds" in rise["error"]
+
+
+def test_what_others_do_in_between_is_no_loss_to_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(turn, "clock", lambda: now[0])
+
+    def interrupt(what: str, said: dict[str, Any]) -> None:
+        now[0] += 100
+
+    own = turn.Turn(interrupt, {"done": 0, "total": 1, "what": "tis"}, seconds=5)
+    for done in range(4):
+        now[0] += 1
+        own.tell("progress", {"what": "tis", "done": done, "total": 9})
+    now[0] += 2
+    with pytest.raises(turn.OutOfTime):
+        own.tell("progress", {"what": "tis", "done": 4, "total": 9})
+
+
+def test_a_rival_means_nothing_to_a_method_without_classes(view: View) -> None:
+    with pytest.raises(vitrail.VitrailError, match="rollout is the same for every class: it cannot tell"):
+        work.explain(view, request(method="rollout", against="ring"), silent)
 
 
 def test_compare_scores_as_score_does(view: View) -> None:

@@ -15,6 +15,7 @@ from vitrail.app.settings import Settings
 from vitrail.errors import VitrailError
 
 PIXEL_BYTES = 4  # of a picture that the worker holds
+SLACK = 2  # times the time of a method, after which a comparison ends: its steps do not end by themselves
 MOST_PAUSE = 30.0  # seconds between two tries to start the worker
 
 Fetch = Callable[[str], Awaitable[Decoded]]
@@ -123,7 +124,8 @@ class Dispatcher:
         task = job.task
         self._shelf.get(task.picture)  # used just now
         header = {"do": "job", "id": job.id, "kind": task.kind, "quick": task.quick, "model": task.model}
-        self._child.send({**header, "picture": task.picture, "fields": task.fields})
+        more = {"picture": task.picture, "fields": task.fields, "seconds": self.settings.job_seconds}
+        self._child.send({**header, **more})
         self._here[job.id] = job
         waits = [asyncio.create_task(event.wait()) for event in (job.over, self._lost)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -147,6 +149,8 @@ class Dispatcher:
             self._begin(job)
         elif event in ("progress", "partial"):
             job.tell(event, blob)
+            if event == "partial":
+                self._give_time(job)
         elif event == "done":
             self._end(job, "done", Answer(header["type"], blob))
         elif event == "failed":
@@ -155,10 +159,16 @@ class Dispatcher:
             self._end(job, "cancelled")
 
     def _begin(self, job: Job) -> None:
-        loop = asyncio.get_running_loop()
         job.state = "running"
-        self._begun[job] = loop.time()
-        job.timer = loop.call_later(self.settings.job_seconds, self._expire, job)
+        self._begun[job] = asyncio.get_running_loop().time()
+        self._give_time(job)
+
+    def _give_time(self, job: Job) -> None:
+        """For the job, or for the next method of a comparison: the worker ends that one between two of its steps."""
+        if job.timer is not None:
+            job.timer.cancel()
+        seconds = self.settings.job_seconds * (SLACK if job.task.kind == "compare" else 1)
+        job.timer = asyncio.get_running_loop().call_later(seconds, self._expire, job)
 
     def _end(self, job: Job, state: State, answer: Answer | None = None, error: Refused | None = None) -> None:
         """The job's last event; what it took is no loss to the one it interrupted."""
@@ -183,7 +193,8 @@ class Dispatcher:
     def _spawn(self) -> None:
         self._lost = asyncio.Event()
         kept = self.settings.cache_bytes // 8
-        args = (self.models, self.settings.threads, self.settings.work_bytes, kept)
+        own = self.settings
+        args = (self.models, own.load_options, own.threads, own.work_bytes, kept)
         self._child = Child(worker.serve, args, self._heard, self._gone)
 
     def _gone(self) -> None:

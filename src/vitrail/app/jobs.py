@@ -77,7 +77,7 @@ class Job:
     @property
     def share(self) -> float:
         """How much is done, 0…1."""
-        if self.finished:
+        if self.state == "done":
             return 1.0
         said = {} if self.progress is None else json.loads(self.progress)
         return min(1.0, said["done"] / said["total"]) if said.get("total") else 0.0
@@ -119,6 +119,7 @@ class Lane:
     def __init__(self, most: int) -> None:
         self.most = most
         self._jobs: deque[Job] = deque()
+        self._taken: Job | None = None  # whose turn it was last
         self._news = asyncio.Event()
 
     def __len__(self) -> int:
@@ -128,24 +129,41 @@ class Lane:
         return list(self._jobs)
 
     def position(self, job: Job) -> int | None:
-        """How many go before it; None if it does not wait here."""
-        return self._jobs.index(job) if job in self._jobs else None
+        """How many go before it, also the one that runs; None if it does not wait here."""
+        return self._running + self._jobs.index(job) if job in self._jobs else None
 
     def add(self, job: Job) -> None:
         self._jobs.append(job)
+        self._tell_place(job)
         self._news.set()
 
     def remove(self, job: Job) -> bool:
         if job not in self._jobs:
             return False
+        behind = list(self._jobs)[self._jobs.index(job) + 1 :]
         self._jobs.remove(job)
+        for other in behind:
+            self._tell_place(other)
         return True
 
     async def next(self) -> Job:
         while not self._jobs:
             self._news.clear()
             await self._news.wait()
-        return self._jobs.popleft()
+        self._taken = self._jobs.popleft()
+        for other in self._jobs:
+            self._tell_place(other)
+        return self._taken
+
+    @property
+    def _running(self) -> int:
+        return int(self._taken is not None and not self._taken.finished)
+
+    def _tell_place(self, job: Job) -> None:
+        """Only what is new: the first of those that wait keeps its place when the one before it begins."""
+        data = as_json({"position": self.position(job)})
+        if ("queued", data) not in job.events:
+            job.tell("queued", data)
 
 
 class Jobs:
@@ -170,7 +188,6 @@ class Jobs:
             sentence = f"the queue is full ({lane.most} jobs wait): try again in a moment."
             raise Refused(429, sentence, retry=self._wait(lane))
         else:
-            job.tell("queued", as_json({"position": len(lane)}))
             lane.add(job)
         if follow:
             self._follow(job)

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.app.errors import Refused
+from vitrail.app.hosts import is_loopback
 from vitrail.app.settings import Settings
 
 POLICY = (
@@ -29,7 +30,6 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
     "X-Frame-Options": "DENY",
 }
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # They say what the interface is, not what this server holds; a browser cannot send a token with a link.
 OPEN = frozenset({"/api/docs", "/api/docs.css", "/api/openapi.json"})
 DRAINED = 4  # times the limit that is read and thrown away, so that a client hears why it was refused
@@ -60,6 +60,8 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store" if api else "no-cache")
             await send(message)
 
+        if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):  # whose end would cancel a job
+            scope = {**scope, "method": "GET"}  # the web server knows that no body is wanted
         body = Body(receive, self)
         try:
             check(scope, Headers(scope=scope), self.settings)
@@ -125,10 +127,10 @@ class Body:
 def check(scope: Scope, headers: Headers, settings: Settings) -> None:
     """Raises what is wrong with the sender."""
     host = headers.get("host", "")
-    if settings.token is None and name_of(host) not in LOOPBACK:  # a foreign name that leads here: DNS rebinding
+    if settings.token is None and not is_loopback(name_of(host)):  # a foreign name that leads here: DNS rebinding
         raise Refused(403, f"the host {host[:80]!r} is not this machine: use localhost, or start with --token.")
     path, origin = scope["path"], headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and site_of(origin) != host:
         raise Refused(403, "requests from other sites are refused: use this server's own page, or no Origin header.")
     if not path.startswith("/api") or path in OPEN:
         return
@@ -136,7 +138,16 @@ def check(scope: Scope, headers: Headers, settings: Settings) -> None:
         raise Refused(403, "requests from other sites are refused: use this server's own page.")
     given = headers.get("authorization", "").partition(" ")[2]
     if settings.token is not None and not secrets.compare_digest(given.encode(), settings.token.encode()):
-        raise Refused(401, "a token is needed: send the header Authorization: Bearer TOKEN.")
+        wrong = "a token is needed" if not given else "the token is wrong, expected the one that vitrail serve printed"
+        raise Refused(401, f"{wrong}: send the header Authorization: Bearer TOKEN.")
+
+
+def site_of(origin: str) -> str | None:
+    """Host and port; None where there is none to read."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def name_of(host: str) -> str:

@@ -21,6 +21,7 @@ from vitrail.app.jobs import Job
 from vitrail.app.plain import as_json
 from vitrail.app.reference import STYLE, reference
 from vitrail.app.security import Guard
+from vitrail.app.sentences import sentence
 from vitrail.app.service import Service
 from vitrail.app.settings import Settings
 from vitrail.app.uploads import FormRoute
@@ -238,7 +239,4 @@ async def _http_error(_: Request, error: Exception) -> Response:
 async def _invalid(_: Request, error: Exception) -> Response:
     """The first of the wrong fields; what was sent is not repeated, it may be long."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"][1:]) or "the form"
-    told = first["msg"].removeprefix("Value error, ")
-    return JSONResponse({"error": f"{name}: {told[:1].lower()}{told[1:]}."}, 422)
+    return JSONResponse({"error": sentence(error.errors()[0])}, 422)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 MIB = 2**20
 
@@ -32,6 +34,7 @@ class Settings:
     decode_bytes: int = 2048 * MIB  # address space of the process that decodes
     cache_bytes: int = 256 * MIB
     work_bytes: int = 4096 * MIB  # what the computing process may hold beyond its models
+    load_options: Mapping[str, Any] = field(default_factory=dict)  # of vitrail.load, for the only model
 
     @property
     def body_bytes(self) -> int:

@@ -36,7 +36,15 @@ class MemoryRequest(Request):
                     self._form = await MemoryParser(self.headers, stream, **limits).parse()
             except MultiPartException as error:
                 raise Refused(400, f"the form cannot be read: {error.message}") from None
+            refuse_repeated(self._form)
         return self._form
+
+
+def refuse_repeated(form: FormData) -> None:
+    names = [name for name, _ in form.multi_items()]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise Refused(422, f"the form has {twice[:80]!r} more than once: give each field once.")
 
 
 class FormRoute(APIRoute):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from vitrail.app.bounded import Bounded
 from vitrail.app.errors import Refused
 from vitrail.app.plain import rounded
+from vitrail.app.turn import Answer, OutOfTime, Tell, Turn
 from vitrail.errors import VitrailError
 from vitrail.explaining import check_finite, default_method, explain_each, see
 from vitrail.explanation import Explanation
@@ -29,9 +30,6 @@ from vitrail.metrics.measuring import measure
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 from vitrail.progress import watched
-
-Answer = dict[str, Any]
-Tell = Callable[[str, Answer], None]  # "progress" or "partial", and what there is to say
 
 MOST_VALUES = 224  # rows and columns of a map in an answer
 TILE = 64  # the same for one of many maps
@@ -49,13 +47,17 @@ FEW = 60  # passes that a method of a default comparison may need
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked about which picture. ``memory`` keeps maps and tokens, so that the next request is quick."""
+    """What is asked about which picture. ``memory`` keeps maps and tokens, so that the next request is quick.
+
+    ``seconds`` is what each method of a comparison may take.
+    """
 
     model: str
     picture: str
     image: Image.Image
     fields: Answer = field(default_factory=dict)
     memory: Bounded[Any] = field(default_factory=lambda: Bounded(64 * 2**20))
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def compare(view: View, request: Request, tell: Tell) -> Answer:
         state = {"done": i, "total": len(methods), "what": name, "methods": methods}
         tell("progress", state)
         own = replace(request, fields={**request.fields, "method": name})
-        results.append(_compared(view, own, partial(_within, tell, state)))
+        results.append(_compared(view, own, Turn(tell, state, request.seconds).tell))
         tell("partial", results[-1])
     shared = {"picture": request.picture, "model_id": request.model, "methods": methods}
     return {**shared, "results": results, "seconds": time.perf_counter() - begin}
@@ -154,23 +156,21 @@ def picture(view: View, request: Request, tell: Tell) -> bytes:
 
 
 def _compared(view: View, request: Request, tell: Tell) -> Answer:
-    """One method of many; its failure is its own."""
+    """One method of many; its failure is its own, and so is its time."""
     name = request.fields["method"]
     try:
         found = explained(view, request, tell)
         answer = told(view, request, found, TILE)
         if request.fields.get("score", True):
             answer |= scores(view, request, found, tell)
+    except OutOfTime:
+        sentence = f"it took longer than {request.seconds:g} seconds: start vitrail serve with more --job-seconds."
+        return {"method": name, "error": sentence}
     except Refused:
         raise
     except (VitrailError, RuntimeError, ValueError) as error:
         return {"method": name, "error": str(error) if isinstance(error, VitrailError) else type(error).__name__}
     return answer
-
-
-def _within(tell: Tell, state: Answer, what: str, said: Answer) -> None:
-    """The progress of one method, told as a part of the whole."""
-    tell(what, {**state, "what": f"{state['what']}: {said['what']} {said['done']}/{said['total']}"})
 
 
 def explained(view: View, request: Request, tell: Tell) -> Explanation:
@@ -181,6 +181,8 @@ def explained(view: View, request: Request, tell: Tell) -> Explanation:
         raise VitrailError("shape is no parameter here: a map always has its own shape.")
     method = build_method(name, view, **params)
     target, against = (None if fields.get(k) is None else view.class_index(fields[k]) for k in ("target", "against"))
+    if against is not None and not method.info.class_specific:
+        raise VitrailError(f"{name} is the same for every class: it cannot tell two of them apart.")
     key = ("map", request.model, request.picture, method.info.name, json.dumps(params, sort_keys=True), target, against)
     found: Explanation | None = request.memory.get(key)
     if found is None:
@@ -305,7 +307,7 @@ def top_classes(view: View, logits: Tensor, count: int) -> list[Answer]:
 
 
 def sensible_methods(view: View) -> list[str]:
-    """A dozen methods that are quick on this model."""
+    """At most a dozen methods that need few passes of this model."""
     able = supported_methods(view)
     chosen = [name for name in COMPARED if name in able]
     if len(chosen) < len(COMPARED) // 2:

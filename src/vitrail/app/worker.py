@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,11 +39,14 @@ class Assignment:
     picture: str
     image: Image.Image
     fields: dict[str, Any]
+    seconds: float
     cancelled: bool = False
     told: float = 0.0
 
 
-def serve(pipe: Connection, models: list[str], threads: int, memory: int, kept: int) -> None:
+def serve(
+    pipe: Connection, models: list[str], options: Mapping[str, Any], threads: int, memory: int, kept: int
+) -> None:
     """The child: loads the models, says what it has, then works until the parent is gone."""
     behave_as_child()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
@@ -51,7 +55,7 @@ def serve(pipe: Connection, models: list[str], threads: int, memory: int, kept: 
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
     try:
-        views = load_all(models)
+        views = load_all(models, options)
         offer = describe_all(views)
     except VitrailError as error:
         send(pipe, {"event": "broken", "error": str(error)})
@@ -65,13 +69,13 @@ def serve(pipe: Connection, models: list[str], threads: int, memory: int, kept: 
     worker.work()
 
 
-def load_all(models: list[str]) -> dict[str, View]:
+def load_all(models: list[str], options: Mapping[str, Any]) -> dict[str, View]:
     """The views by the names they were asked for, each used once so that the first request is quick."""
     from PIL import Image
 
     from vitrail.models.loading import load
 
-    views = {name: load(name) for name in models}
+    views = {name: load(name, **options) for name in models}
     from vitrail.app.work import Request, explain  # slow to import: a wrong name is told before
 
     for name, view in views.items():
@@ -122,7 +126,7 @@ class Worker:
 
     def accept(self, header: dict[str, Any]) -> None:
         # the picture is taken now: it may be forgotten before the job begins
-        wanted = {name: header[name] for name in ("id", "kind", "quick", "model", "picture", "fields")}
+        wanted = {name: header[name] for name in ("id", "kind", "quick", "model", "picture", "fields", "seconds")}
         job = Assignment(**wanted, image=self.pictures[header["picture"]])
         self.known[job.id] = job
         (self.quick if job.quick else self.long).append(job)
@@ -147,7 +151,7 @@ class Worker:
         from vitrail.app.work import KINDS, Request
 
         send(self.pipe, {"event": "started", "job": job.id})
-        request = Request(job.model, job.picture, job.image, job.fields, self.memory)
+        request = Request(job.model, job.picture, job.image, job.fields, self.memory, job.seconds)
         try:
             self._go_on(job)
             answer = KINDS[job.kind](self.views[job.model], request, lambda what, said: self.tell(job, what, said))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import secrets
 import socket
 from contextlib import suppress
@@ -11,6 +10,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from vitrail.app.hosts import is_every_address, is_loopback, own_address
 from vitrail.app.settings import Settings
 from vitrail.errors import VitrailError
 
@@ -21,6 +21,7 @@ BACKLOG = 512
 def run(settings: Settings, models: list[str]) -> None:
     """Serves until Ctrl-C."""
     check_extra()
+    check_options(settings, models)
     settings = with_token(settings)
     bound = bind(settings)
     with suppress(KeyboardInterrupt):
@@ -36,13 +37,12 @@ def check_extra() -> None:
         raise VitrailError(f"vitrail serve needs {error.name}: pip install 'vitrail[app]'.") from None
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def check_options(settings: Settings, models: list[str]) -> None:
+    """What is said about a model's weights is about one model."""
+    given = [f"--{name.replace('_', '-')}" for name in settings.load_options]
+    if given and len(models) != 1:
+        told = f"{len(models)} models" if models else "none"
+        raise VitrailError(f"{' and '.join(given)} must go with exactly one --model, but got {told}.")
 
 
 def with_token(settings: Settings) -> Settings:
@@ -74,7 +74,8 @@ def bind(settings: Settings) -> socket.socket:
 
 def address(settings: Settings, bound: socket.socket) -> str:
     """What to open in a browser; the token is in the fragment, which is never sent."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    host = own_address(bound.family) if is_every_address(bound.getsockname()[0]) else settings.host
+    host = f"[{host}]" if ":" in host else host
     fragment = "" if settings.token is None else f"#token={settings.token}"
     return f"http://{host}:{bound.getsockname()[1]}/{fragment}"
 
