@@ -11,6 +11,9 @@ import pytest
 
 DESKTOP, PHONE = (1280, 800), (360, 740)
 READY = "#glass:not([aria-busy]) ~ #progress[hidden]"
+# All at one moment: the address names a new picture before its explanation is there.
+EXPLAINED = """([ready, parts]) => document.querySelector(ready) && !document.querySelector("#legend").hidden
+  && parts.every((part) => location.hash.includes(part))"""
 Visit = Callable[..., Any]
 
 
@@ -56,9 +59,7 @@ def visit(browser: Any, served: Any, heard: Heard) -> Iterator[Visit]:
 
 def explained(page: Any, *parts: str) -> Any:
     """Waits for an explanation; ``parts`` are what its link must hold, such as ``method=rollout``."""
-    page.wait_for_selector(READY, state="attached")
-    page.wait_for_selector("#legend:not([hidden])")
-    page.wait_for_function("parts => parts.every((part) => location.hash.includes(part))", arg=["method=", *parts])
+    page.wait_for_function(EXPLAINED, arg=[READY, ["method=", *parts]])
     return page
 
 
@@ -82,6 +83,28 @@ def on_patch(page: Any, patch: int, grid: tuple[int, int] = (16, 16)) -> tuple[f
     x = box[0] + (column + 0.5) / grid[1] * (box[2] - box[0])
     y = box[1] + (row + 0.5) / grid[0] * (box[3] - box[1])
     return frame["x"] + x / width * frame["width"], frame["y"] + y / height * frame["height"]
+
+
+def compare(page: Any, methods: list[str]) -> None:
+    """Starts a comparison of these methods."""
+    page.click("#tab-compare")
+    page.click("#choices summary")
+    for name in methods:
+        page.fill("#filter", name)
+        page.locator("#checks label:visible", has_text=name).locator(f"input[value='{name}']").check()
+    page.click("#choices summary")
+    page.click("#run-compare")
+
+
+def hold(page: Any, path: str) -> list[Any]:
+    """Requests that get no answer, as they come."""
+    held: list[Any] = []
+
+    def keep(route: Any) -> None:
+        held.append(route)
+
+    page.route(path, keep)
+    return held
 
 
 def page_state(page: Any, expression: str) -> Any:

@@ -6,21 +6,11 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-from tests.app.pages import DESKTOP, PHONE, Heard, Visit, explained, on_patch, page_state, shown_probability
+from tests.app.pages import DESKTOP, PHONE, Heard, Visit, compare, explained, on_patch, page_state, shown_probability
 
 STATIC = files("vitrail.app") / "static"
 MOST_BYTES = 200_000
 METHODS = ["decompx.skipplus", "rollout", "grad_cam", "random"]
-
-
-def compare(page: Any, methods: list[str]) -> None:
-    page.click("#tab-compare")
-    page.click("#choices summary")
-    for name in methods:
-        page.fill("#filter", name)
-        page.locator("#checks label:visible", has_text=name).locator(f"input[value='{name}']").check()
-    page.click("#choices summary")
-    page.click("#run-compare")
 
 
 def tiles(page: Any) -> list[str]:

@@ -18,7 +18,7 @@ function show() {
   const own = target(), rows = [...state.prediction.classes];
   for (const index of [own.index, state.against]) {
     if (index !== null && !rows.some((row) => row.index === index)) {
-      rows.push({ index, label: label(index), probability: index === own.index ? own.probability : null });
+      rows.push({ index, probability: index === own.index ? own.probability : null });
     }
   }
   const list = find("#classes"), place = focusPlace(list);
@@ -33,13 +33,13 @@ function focusPlace(list) {
   return list.contains(at) && at.dataset.index ? `.${at.classList[0]}[data-index="${at.dataset.index}"]` : null;
 }
 
-function line({ index, label: name, probability }, chosen) {
-  const own = index === chosen, rival = index === state.against;
+function line({ index, probability }, chosen) {
+  const own = index === chosen, rival = index === state.against, name = label(index);
   const bar = element("i");
   bar.style.setProperty("--share", probability ?? 0);
   const pressed = (is) => ({ type: "button", "data-index": index, "aria-pressed": String(is) });
   const choose = element("button", { class: "class", ...pressed(own), onclick: () => aim(index) },
-    element("span", { class: "name" }, name),
+    element("span", { class: "name", title: name }, name),
     element("span", { class: "share" }, probability === null ? "–" : percent(probability)),
     element("span", { class: "bar", "aria-hidden": "true" }, bar));
   const oppose = element("button", {
@@ -74,12 +74,14 @@ function contrast(index) {
   explain();
 }
 
-// Classes whose name holds what was typed; only one where it is the whole name.
+// Classes whose name holds what was typed; only one where it is the whole name, or its number.
 function fitting(typed) {
-  const wanted = typed.trim().toLowerCase(), names = state.model.labels.map((name) => name.toLowerCase());
+  const wanted = typed.trim().toLowerCase(), names = state.model.labels.map((_, index) => label(index).toLowerCase());
   if (!wanted) return [];
   const exact = names.indexOf(wanted);
-  return exact >= 0 ? [exact] : names.flatMap((name, index) => (name.includes(wanted) ? [index] : []));
+  if (exact >= 0) return [exact];
+  if (/^\d+$/.test(wanted) && Number(wanted) < names.length) return [Number(wanted)];
+  return names.flatMap((name, index) => (name.includes(wanted) ? [index] : []));
 }
 
 find("#other").addEventListener("input", ({ target: field }) => {
@@ -89,7 +91,7 @@ find("#other").addEventListener("input", ({ target: field }) => {
 find("#other").addEventListener("change", ({ target: field }) => {
   const close = fitting(field.value), typed = field.value.trim();
   if (close.length === 1) pickOther(close[0]);
-  else if (close.length) complain(new Error(`“${typed}” fits ${close.length} classes: type more of the name.`));
+  else if (close.length) complain(new Error(`“${typed}” fits ${close.length} classes: type more of the name, or the number.`));
   else if (typed) complain(new Error(`The model has no class “${typed}”.`));
 });
 

@@ -11,18 +11,17 @@ const LENS = 220, STEPS = 32;
 const progress = new Progress(find("#compare-progress"));
 let running = null, rows = [], picked = new Set();
 
-on("picture", () => {
-  cancel();
+on("picture model", () => {
   rows = [];
+  cancel();
   find("#compared").textContent = "";
-  draw();
 });
 on("model", () => {
   picked = new Set();
   buildChoices();
 });
 on("choice", () => {
-  const stale = running && (running.target !== target().index || running.against !== choiceFields().against);
+  const stale = running && (running.target !== target()?.index || running.against !== choiceFields().against);
   if (stale) cancel(); // its tiles would explain another class
 });
 on("explanation", mark);
@@ -148,6 +147,7 @@ function lens(row) {
 }
 
 function drawLens(canvas, row) {
+  if (!state.prediction) return; // another picture or model is on its way
   const context = canvas.getContext("2d"), photo = find("#photo"), [left, top, right, bottom] = state.prediction.box;
   const scale = photo.naturalWidth / state.prediction.size[0], part = [left, top, right - left, bottom - top];
   context.globalAlpha = 1;
@@ -185,7 +185,7 @@ function mark() {
 }
 
 function take(row) {
-  Object.assign(state, { method: row.method, params: {}, target: row.target ?? state.target, against: row.against ?? null });
+  Object.assign(state, { method: row.method, asked: null, params: {}, target: row.target ?? state.target, against: row.against ?? null });
   if (row.reduced) explain();
   else showExplanation(row);
   find("#glass").scrollIntoView({ block: "nearest" });
@@ -204,7 +204,7 @@ function buildChoices() {
 }
 
 function countChoices() {
-  find("#chosen").textContent = picked.size ? `· ${picked.size} chosen` : "· the usual dozen";
+  find("#chosen").textContent = picked.size ? `· ${picked.size} chosen` : "· the usual ones";
 }
 
 find("#filter").addEventListener("input", ({ target: field }) => {

@@ -1,13 +1,14 @@
 // The choice of a method, and a form for its parameters made from what the server says about them.
 import { explain } from "./flow.js";
 import { methodRow, on, state } from "./state.js";
-import { element, find, seconds } from "./tools.js";
+import { breakable, element, find, seconds } from "./tools.js";
 
 const select = find("#method"), form = find("#form");
 
 on("model", () => {
   select.replaceChildren(...[...grouped([...state.methods, ...state.unfit])].map(([family, rows]) =>
     element("optgroup", { label: family }, ...rows.map(option))));
+  listUnfit();
   show();
 });
 on("choice picture explanation", show);
@@ -18,15 +19,32 @@ function option(row) {
   return element("option", { value: row.name, disabled: !fits, title: fits ? null : row.supported }, row.name);
 }
 
-function grouped(rows) {
-  const families = new Map();
-  for (const row of rows) families.set(row.family, [...(families.get(row.family) ?? []), row]);
-  return families;
+function grouped(rows, by = "family") {
+  const groups = new Map();
+  for (const row of rows) groups.set(row[by], [...(groups.get(row[by]) ?? []), row]);
+  return groups;
+}
+
+function listUnfit() {
+  const { methods, unfit } = state, [count, all] = [unfit.length, unfit.length + methods.length];
+  find("#unfit").hidden = count === 0;
+  find("#unfit summary").textContent = `${count} of ${all} methods ${count === 1 ? "does" : "do"} not fit this model`;
+  find("#reasons").replaceChildren(...[...grouped(unfit, "supported")].flatMap(([reason, rows]) =>
+    [element("dt", {}, reason), element("dd", {}, ...breakable(rows.map((row) => row.name).join(", ")))]));
+}
+
+// Why another method is shown than the one that a link, or the model before, asked for.
+function excuse() {
+  const { asked, method, unfit } = state, row = unfit.find((one) => one.name === asked);
+  if (asked === null || asked === method) return "";
+  const why = row ? `${asked} does not fit this model: ${row.supported}.` : `There is no method “${asked}”.`;
+  return `${why} ${method} is shown instead.`;
 }
 
 function show() {
   const row = methodRow(), changes = Object.keys(state.params).length;
   select.value = state.method;
+  find("#instead").textContent = excuse();
   const first = row.summary.charAt(0).toUpperCase() + row.summary.slice(1).replaceAll("``", "");
   const took = state.explanation?.method === row.name ? ` Took ${seconds(state.explanation.seconds)}.` : "";
   const paper = element("span", { class: "paper" }, `${row.paper}. Cost: ${cost(row.cost)}.${took}`);
@@ -48,7 +66,16 @@ function build(row) {
   Object.assign(form.dataset, { method: row.name, params: JSON.stringify(state.params) });
   form.replaceChildren(...row.form.map(field),
     element("div", { class: "row tight" }, element("button", { type: "submit" }, "Apply"),
-      element("button", { type: "button", onclick: () => apply({}) }, "Defaults")));
+      element("button", { type: "button", onclick: backToDefaults }, "Defaults")));
+}
+
+// Also what was typed and not applied goes; the work is done again only where something else was applied.
+function backToDefaults() {
+  const applied = Object.keys(state.params).length > 0;
+  state.params = {};
+  build(methodRow());
+  find("button[type=button]", form).focus();
+  if (applied) explain();
 }
 
 function field(about) {
@@ -112,7 +139,7 @@ form.addEventListener("submit", (event) => {
 });
 
 select.addEventListener("change", () => {
-  Object.assign(state, { method: select.value, params: {} });
+  Object.assign(state, { method: select.value, asked: null, params: {} });
   if (!methodRow()["class-specific"]) state.against = null;
   explain();
 });

@@ -1,6 +1,7 @@
 // What the page says to the reader: errors, notes, and what a screen reader should speak.
 import { find, later } from "./tools.js";
 
+const PATIENCE = 400;
 const alertBox = find("#alert");
 const fade = later(6000, () => note(""));
 
@@ -19,6 +20,15 @@ export function forgive() {
 export function note(text, stays = false) {
   find("#note").textContent = text;
   if (text && !stays) fade();
+}
+
+// A note for work that may take longer than a moment; what is returned takes it away.
+export function noteWhile(text) {
+  const timer = setTimeout(() => note(text, true), PATIENCE);
+  return () => {
+    clearTimeout(timer);
+    if (find("#note").textContent === text) note("");
+  };
 }
 
 export const speak = later(250, (text) => {

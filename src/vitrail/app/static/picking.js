@@ -1,5 +1,5 @@
 // Ways to bring a picture: drop, paste, choose, photograph, sample.
-import { openPicture, useModel } from "./flow.js";
+import { look, openPicture } from "./flow.js";
 import { complain, note } from "./notes.js";
 import { on, state } from "./state.js";
 import { element, find } from "./tools.js";
@@ -36,18 +36,17 @@ on("nothing", () => showStart());
 
 async function choose(sample) {
   try {
-    if (suits(sample) && state.model.id !== sample.model) await useModel(sample.model);
-    await openSample(sample.name);
+    await openSample(sample.name, state.insists || !suits(sample) ? null : sample.model);
   } catch (error) {
     complain(error);
   }
 }
 
-export function openSample(name) {
+export function openSample(name, model) {
   const sample = state.samples.find((one) => one.name === name);
   const known = state.samples.map((one) => one.name).join(", ");
   if (!sample) throw new Error(`This server has no sample “${name}”: it has ${known}.`);
-  return openPicture({ sample: name, url: sample.url, name: sample.title });
+  return openPicture({ sample: name, url: sample.url, name: sample.title, model });
 }
 
 function openFiles(files, otherwise) {
@@ -73,6 +72,7 @@ find("#new").addEventListener("click", () => {
 find("#back").addEventListener("click", () => {
   showWork();
   find("#panes").focus();
+  if (!state.prediction) look(); // the model was changed in the meantime
 });
 
 document.addEventListener("paste", (event) => {

@@ -2,7 +2,7 @@
 import { post } from "./api.js";
 import { choiceFields, withPicture } from "./flow.js";
 import { writeLink } from "./link.js";
-import { complain, note } from "./notes.js";
+import { complain, note, noteWhile } from "./notes.js";
 import { npz } from "./npz.js";
 import { on, state } from "./state.js";
 import { element, findAll } from "./tools.js";
@@ -15,24 +15,33 @@ on("picture explanation", () => {
 });
 for (const button of buttons) {
   button.addEventListener("click", async () => {
+    if (button.hasAttribute("aria-busy")) return;
+    button.setAttribute("aria-busy", "true");
     try {
       await savers[button.dataset.save]();
     } catch (error) {
       complain(error);
+    } finally {
+      button.removeAttribute("aria-busy");
     }
   });
 }
 
 async function savePicture() {
-  const answer = await withPicture((picture) => post("/api/picture", { ...picture, ...choiceFields() }));
-  save(await answer.blob(), "png");
+  const name = fileName("png"), endNote = noteWhile("Drawing the PNG, after the work that runs before it…");
+  try {
+    const answer = await withPicture((picture) => post("/api/picture", { ...picture, ...choiceFields() }));
+    save(await answer.blob(), name);
+  } finally {
+    endNote();
+  }
 }
 
 // The same file that `vitrail explain` writes: its "map" holds the values once more, as vitrail.open reads them.
 function saveJson() {
   const { shape, values } = state.explanation;
   const map = { shape, dtype: "float32", base64: base64(Float32Array.from(values.flat())) };
-  save(new Blob([JSON.stringify({ ...state.explanation, map }, null, 1)], { type: "application/json" }), "json");
+  save(new Blob([JSON.stringify({ ...state.explanation, map }, null, 1)], { type: "application/json" }), fileName("json"));
 }
 
 function saveArrays() {
@@ -42,7 +51,7 @@ function saveArrays() {
     tokens: { shape: grid, dtype: "<f4", data: Float32Array.from(tokens.flat()) },
     box: { shape: [4], dtype: "<f8", data: Float64Array.from(box) },
     target: { shape: [1], dtype: "<i4", data: Int32Array.of(target) },
-  }), "npz");
+  }), fileName("npz"));
 }
 
 function base64(numbers) {
@@ -51,9 +60,12 @@ function base64(numbers) {
   return btoa(text);
 }
 
-function save(blob, ending) {
+function fileName(ending) {
   const clean = (text) => text.replace(/[^\w.-]+/g, "-").replace(/^[-.]+|-+$/g, "") || "picture";
-  const name = `${clean(state.picture.name.replace(/\.[a-z0-9]+$/i, ""))}.${clean(state.method)}.${ending}`;
+  return `${clean(state.picture.name.replace(/\.[a-z0-9]+$/i, ""))}.${clean(state.method)}.${ending}`;
+}
+
+function save(blob, name) {
   const url = URL.createObjectURL(blob);
   const anchor = element("a", { href: url, download: name });
   anchor.click();

@@ -3,7 +3,7 @@ import { get, useToken } from "./api.js";
 import "./classes.js";
 import "./compare.js";
 import "./curves.js";
-import { look, openPicture, restoreLater, useModel } from "./flow.js";
+import { lookAgain, openPicture, restoreLater, useModel } from "./flow.js";
 import { readLink, writeLink } from "./link.js";
 import { fromText } from "./methods.js";
 import { complain, forgive } from "./notes.js";
@@ -36,10 +36,10 @@ async function begin() {
 
 async function restore(link) {
   const sample = state.samples.find((one) => one.name === link.sample);
-  const model = link.model ?? sample?.model;
-  if (model && model !== state.model.id) await useModel(model);
-  restoreLater(viewOf(link));
-  if (link.sample) return openSample(link.sample);
+  const model = link.model ?? (state.insists ? null : sample?.model);
+  if (link.model) state.insists = true;
+  restoreLater(model, () => viewOf(link));
+  if (link.sample) return await openSample(link.sample, model);
   try {
     return await openPicture({ id: link.picture, name: "picture" });
   } catch (error) {
@@ -57,6 +57,7 @@ function viewOf(link) {
   find(`input[name="drawing"][value="${link.smooth ? "smooth" : "blocks"}"]`).checked = true;
   return {
     method: row.name,
+    asked: link.method,
     params: Object.fromEntries(fields.map((about) => [about.name, fromText(about, link.params[about.name])])),
     target: known(link.target),
     against: known(link.against),
@@ -66,11 +67,12 @@ function viewOf(link) {
   };
 }
 
-const keepLink = later(200, () => {
-  const link = writeLink();
-  if (link && state.explanation) history.replaceState(null, "", link);
-});
-on("explanation removed look", keepLink);
+// The address follows the picture at once: a reload must not bring the one before.
+function keepLink() {
+  if (state.picture?.sample || state.picture?.id) history.replaceState(null, "", writeLink());
+}
+on("picture prediction", keepLink);
+on("explanation removed look", later(200, keepLink));
 on("explanation", () => {
   const { explanation } = state;
   document.title = explanation ? `${label(explanation.target)} – vitrail` : "vitrail";
@@ -89,8 +91,9 @@ window.addEventListener("hashchange", () => {
 
 find("#model").addEventListener("change", async ({ target: field }) => {
   try {
+    state.insists = true;
     await useModel(field.value);
-    if (state.picture) await look();
+    await lookAgain();
   } catch (error) {
     complain(error);
   }

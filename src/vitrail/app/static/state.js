@@ -5,12 +5,14 @@ export const state = {
   model: null, // one of models
   methods: [], // those that fit the model
   unfit: [], // the others
+  insists: false, // whether the reader chose the model: then a sample does not change it
   picture: null, // {file?, sample?, id?, url, name}
   prediction: null, // the answer of /api/predict
   explanation: null, // the answer of /api/explain
   target: null, // index of a class; null = the predicted one
   against: null,
   method: null, // name
+  asked: null, // the method that was asked for, where the model may not have it
   params: {}, // only what differs from the method's defaults
   removed: new Set(), // numbers of patches
   alpha: 0.85,
@@ -32,8 +34,20 @@ export function methodRow(name = state.method) {
   return state.methods.find((row) => row.name === name);
 }
 
+// A name that two classes share is told with its number.
 export function label(index) {
-  return state.model.labels?.[index] ?? `class ${index}`;
+  const name = state.model.labels?.[index];
+  if (name === undefined) return `class ${index}`;
+  return sharedNames(state.model).has(name) ? `${name} (${index})` : name;
+}
+
+const shared = new WeakMap(); // of a model: the names that stand for several of its classes
+function sharedNames(model) {
+  if (!shared.has(model)) {
+    const seen = new Set();
+    shared.set(model, new Set(model.labels.filter((name) => seen.has(name) || !seen.add(name))));
+  }
+  return shared.get(model);
 }
 
 // What the explained class is called and how likely it is, as far as it is known.

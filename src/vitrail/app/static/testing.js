@@ -2,7 +2,7 @@
 import { post } from "./api.js";
 import { withPicture } from "./flow.js";
 import { complain, speak } from "./notes.js";
-import { on, order, state, target, tell } from "./state.js";
+import { label, on, order, state, target, tell } from "./state.js";
 import { find, later, percent, points } from "./tools.js";
 
 const DEBOUNCE = 60, TENTH = 0.1;
@@ -54,6 +54,7 @@ function show(probability, own, answer = null) {
   find("#now").title = own.label;
   const delta = find("#delta");
   delta.textContent = state.removed.size ? points(difference) : own.label;
+  delta.title = delta.textContent;
   delta.className = state.removed.size ? (difference < -0.00005 ? "down" : difference > 0.00005 ? "up" : "") : "name";
   find(".bar-now", meter).style.setProperty("--now", probability);
   find(".bar-now", meter).style.setProperty("--full", own.probability);
@@ -65,7 +66,7 @@ function verdict(own, answer) {
   const [first] = answer.classes;
   const how = answer.space === "pixels" ? "Patches are painted in the mean colour. " : "";
   if (first.index === own.index) return `${how}The answer is still “${own.label}”.`;
-  return `${how}The answer is now “${first.label}” (${percent(first.probability)}).`;
+  return `${how}The answer is now “${label(first.index)}” (${percent(first.probability)}).`;
 }
 
 function blank() {
