@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,11 @@ from PIL import Image
 from vitrail.cli import main
 from vitrail.commands.compare import choose
 from vitrail.data import Scenes
+from vitrail.explaining import explain_each
+from vitrail.explanation import Explanation
+from vitrail.methods.base import Method
 from vitrail.models.loading import load
+from vitrail.show.figure import contact_sheet
 
 Run = Callable[..., tuple[int, str]]
 
@@ -38,20 +42,73 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_chosen_methods_in_one_figure(compare: Run, tmp_path: Path) -> None:
     code, said = compare("--methods", "decompx.skipplus,rollout", "--methods", "grad_cam*", "-p", "rule=frozen")
     assert code == 0, said
-    assert "scene.compare.png" in said
-    saved = json.loads((tmp_path / "vitrail-out" / "scene.compare.json").read_text())
+    assert "scene.compare.rule-frozen.png" in said
+    saved = json.loads((tmp_path / "vitrail-out" / "scene.compare.rule-frozen.json").read_text())
     names = [one["method"] for one in saved]
     assert names[:2] == ["decompx.skipplus", "rollout"]
     assert {"grad_cam", "grad_cam.plus", "grad_cam_pp", "grad_cam_elementwise"} <= set(names)
     assert next(one for one in saved if one["method"] == "grad_cam")["params"]["rule"] == "frozen"
-    assert Image.open(tmp_path / "vitrail-out" / "scene.compare.png").width > 600
+    assert Image.open(tmp_path / "vitrail-out" / "scene.compare.rule-frozen.png").width > 600
+
+
+def test_calls_as_tables_print_them_and_every_method_once(
+    compare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captions: list[str] = []
+    monkeypatch.setattr(
+        "vitrail.commands.compare.contact_sheet",
+        lambda cells, width: captions.extend(text for _, text in cells) or contact_sheet(cells, width),  # type: ignore[func-returns-value]
+    )
+    code, said = compare("--methods", "gen_att(rule=frozen),gen_att,chefer2,rise(masks=8, seed=1)")
+    assert code == 0, said
+    assert captions[1:] == ["gen_att(rule=frozen)", "gen_att", "rise(masks=8, seed=1)"]
+    assert "3 methods → vitrail-out/scene.compare.gen_att.rule-frozen.rise.masks-8.seed-1.png" in said
+    saved = json.loads(next((tmp_path / "vitrail-out").glob("*.json")).read_text())
+    assert [one["params"].get("masks") for one in saved] == [None, None, 8]
+
+
+def test_one_method_is_one_method_and_its_plain_name_stays(compare: Run) -> None:
+    code, said = compare("--methods", "gen_att,chefer2", "-p", "rule=plain")
+    assert code == 0, said
+    assert "1 method → vitrail-out/scene.compare.png" in said
+
+
+def test_ctrl_c_keeps_the_maps_that_are_done(compare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def stopped(method: Method, *given: Any) -> Iterator[Explanation]:
+        asked.append(method.info.name)
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return explain_each(method, *given)
+
+    monkeypatch.setattr("vitrail.commands.compare.explain_each", stopped)
+    code, said = compare("--methods", "decompx,gen_att,rollout", "--targets", "0,1")
+    assert code == 130
+    assert "Stopped: 3 of 6 maps → " in said
+    (picture,) = (tmp_path / "vitrail-out").glob("*.png")
+    assert Image.open(picture).width > 600
+    saved = json.loads(picture.with_suffix(".json").read_text())
+    assert [one["method"] for one in saved] == ["decompx", "gen_att", "rollout"]
+
+
+def test_ctrl_c_before_the_first_map_writes_nothing(
+    compare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: Any) -> Iterator[Explanation]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitrail.commands.compare.explain_each", stopped)
+    assert compare("--methods", "decompx")[0] == 130
+    assert not (tmp_path / "vitrail-out").exists()
 
 
 def test_a_row_for_each_class(compare: Run, tmp_path: Path) -> None:
     first, second = (Scenes.labels[o.label] for o in Scenes(1, seed=5, objects=2)[0].objects)
     code, said = compare("--methods", "decompx,gen_att", "--targets", f"{first},{second}")
     assert code == 0, said
-    saved = json.loads((tmp_path / "vitrail-out" / "scene.compare.json").read_text())
+    parts = ".".join(f"{Scenes.labels.index(name)}-{name}" for name in (first, second))
+    saved = json.loads((tmp_path / "vitrail-out" / f"scene.compare.{parts}.json").read_text())
     assert [(one["method"], one["label"]) for one in saved] == [
         ("decompx", first), ("gen_att", first), ("decompx", second), ("gen_att", second)
     ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,10 +244,27 @@ def test_explanations_of_tensors_are_scored_too(view) -> None:
     found = vitrail.explain(view, pixels, "gen_att")
     scores = found.score(["insertion(steps=8)"])
     (expected,) = measure("insertion", view, pixels[None], found.map[None], found.target, steps=8)
-    assert scores["insertion(steps=8)"] == pytest.approx(expected.value, abs=0.02)  # the picture has 8 bits
+    assert scores["insertion(steps=8)"] == pytest.approx(expected.value, rel=1e-5)
     found.model = None
     with pytest.raises(VitrailError, match="without its model"):
         found.score()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": []}, "no method was given"),
+        ({"methods": " , "}, "no method was given"),
+        ({"metrics": []}, "no metric was given"),
+        ({"metrics": ""}, "no metric was given"),
+        ({"images": 0}, "images must be at least 1, but got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": "a"}, "batch_size must be at least 1"),
+    ],
+)
+def test_what_is_empty_is_named(options: dict[str, Any], message: str, view) -> None:
+    with pytest.raises(VitrailError, match=message):
+        vitrail.evaluate(view, "scenes:2", **options)
 
 
 def test_metrics_are_listed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 import warnings
@@ -46,6 +47,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # "→" must not end a run whose output has an old encoding
+    # matplotlib, whose fonts and colours are used, complains where it cannot keep files of its own at home
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.showwarning = _say_warning
         try:
@@ -78,7 +81,8 @@ def explain(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER…", help="Pictures, or folders of them.")],
     model: ModelName = None,
     method: Annotated[
-        str | None, typer.Option(help="See `vitrail methods`; default: decompx.skipplus (Swin: vit_cx).")
+        str | None,
+        typer.Option(help="As tis or rise(masks=32), see `vitrail methods`; default: decompx.skipplus (Swin: vit_cx)."),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Class, by name or number; default: the predicted one.")] = None,
     against: Annotated[str | None, typer.Option(help="Explain the class as opposed to this one.")] = None,
@@ -123,7 +127,7 @@ def compare(
     model: ModelName = None,
     methods: Annotated[
         list[str] | None,
-        typer.Option(help="Names or globs, comma-separated or repeated; default: all but mask methods."),
+        typer.Option(help="Names, globs or calls as rise(masks=32), as a list or repeated; default: all but masks."),
     ] = None,
     targets: Annotated[
         list[str] | None, typer.Option(help="Classes, comma-separated or repeated: a row each; default: the predicted.")
@@ -140,6 +144,7 @@ def compare(
     """Draw what all (or some) methods say of one picture, side by side."""
     from vitrail.commands.compare import run
     from vitrail.commands.explain import find_pictures
+    from vitrail.metrics.calls import split_list
     from vitrail.models.loading import load
 
     if Path(image).is_dir():
@@ -154,7 +159,7 @@ def compare(
         num_classes=num_classes,
         img_size=img_size,
     )
-    run(view, path, split(methods), split(targets), out, parse_params(param or []))
+    run(view, path, split_list(methods or []), split(targets), out, parse_params(param or []))
 
 
 @app.command()
@@ -162,16 +167,19 @@ def models(
     pattern: Annotated[str, typer.Argument(metavar="[GLOB]", help="Part of the names, e.g. 'deit*'.")] = "*",
     as_json: Json = False,
 ) -> None:
-    """List the models that can be explained by name."""
+    """List the models that have a name, with the tag and the classes of their usual weights."""
     from vitrail.commands.listing import list_models, show
 
-    show(list_models(pattern), as_json, f"models that fit {pattern!r}")
+    note = "0 classes: no head; tag –: no weights; these need --checkpoint (or another tag, as NAME.TAG)"
+    show(list_models(pattern), as_json, f"models that fit {pattern!r}; {note}")
 
 
 @app.command()
 def methods(
     pattern: Annotated[str, typer.Argument(metavar="[GLOB]", help="Part of the names, e.g. '*.plus'.")] = "*",
-    model: ModelName = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Say which methods this model supports; default: no model.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods; with --model, which of them it supports and why not the others."""

@@ -17,7 +17,7 @@ from vitrail.engine.scoring import together
 from vitrail.engine.sharing import Kind, Wish, shared, united
 from vitrail.engine.trace import fits
 from vitrail.errors import VitrailError
-from vitrail.explaining import BATCH, as_view, check_finite
+from vitrail.explaining import as_view, check_finite, images_at_once
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
 from vitrail.metrics.annotations import annotated, class_map, own_class
@@ -86,7 +86,7 @@ def evaluate(
     tasks = [Task(method, measures) for method in build_methods(view, methods)]
     common = common_wishes([task.method for task in tasks])
     work = Work(view, tasks, explained_classes(target, protocol), class_map(view, chosen), common)
-    for batch in batches(chosen, batch_size or BATCH.get(view.device.type, 4), skipped, strict):
+    for batch in batches(chosen, images_at_once(view, batch_size), skipped, strict):
         found += [row for finding in work.measure(batch, check=not found) for row in finding.rows()]
     if not found:
         told = f": {len(skipped)} were broken ({next(iter(skipped.values()))})" if skipped else ""
@@ -224,7 +224,7 @@ class Work:
                 for place in places:
                     cases, seconds = self._explain(self.tasks[place].method, pixels, known)
                     if check:
-                        self._check(_of_maps(self.tasks[place]), cases)
+                        self.check_apply(_of_maps(self.tasks[place]), cases)
                     found[place] = cases, seconds + (trace.taken() / len(known) if trace else 0)
         return [found[place] for place in range(len(self.tasks))]
 
@@ -239,7 +239,7 @@ class Work:
         ]
         return cases, seconds
 
-    def _check(self, metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
+    def check_apply(self, metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
         for metric in metrics:
             lacking = [case.lacks(metric.info.needs) for case in cases]
             if all(lacking) and metric.info.needs not in ("completeness", "objects"):  # which not every image has
@@ -265,6 +265,8 @@ def open_examples(data: Any, images: int | None, seed: int) -> DataSet:
     """The data set, or so many images of it."""
     from vitrail.data.opening import open_data
 
+    if images is not None and images < 1:
+        raise VitrailError(f"images must be at least 1, but got {images}.")
     found = open_data(data)
     if not len(found):
         raise VitrailError(f"{found.name} is empty: expected at least one image.")
@@ -296,6 +298,8 @@ def build_methods(view: View, methods: Sequence[Called | Method] | str | None) -
     from vitrail.explaining import default_method
 
     asked = [default_method(view)] if methods is None else split_list(methods) if isinstance(methods, str) else methods
+    if not len(asked):
+        raise VitrailError("no method was given: name at least one, or give None for the model's default.")
     built = []
     for one in asked:
         if isinstance(one, Method):
@@ -313,6 +317,8 @@ def build_metrics(metrics: Sequence[Called | Metric] | str | None, protocol: str
     asked = (
         ("insertion", "deletion") if metrics is None else split_list(metrics) if isinstance(metrics, str) else metrics
     )
+    if not len(asked):
+        raise VitrailError("no metric was given: name at least one, or give None for insertion and deletion.")
     if protocol is not None and protocol not in ("default", *EXPLAINED):
         raise VitrailError(f"there is no protocol {protocol!r}: expected default, {', '.join(EXPLAINED)}.")
     built = []

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.explanation import Explanation
+from vitrail.explanation import Explanation, tensor_hash
 from vitrail.images import ImageSource, read_image
 from vitrail.methods.base import Method, Targets, pick
 from vitrail.methods.registry import build_method
@@ -90,9 +90,7 @@ def explain_each(
 ) -> Iterator[Explanation]:
     """Explanations one after another, computed batch by batch; a bar appears if it takes longer than two seconds."""
     view = method.model
-    if batch_size is not None and batch_size < 1:
-        raise VitrailError(f"batch_size must be at least 1, but got {batch_size}.")
-    size = batch_size or BATCH.get(view.device.type, 4)
+    size = images_at_once(view, batch_size)
     targets = None if target is None else pick(view, target, len(sources), "target")
     rivals = None if against is None else pick(view, against, len(sources), "against")
     if targets is not None and rivals is not None:
@@ -106,6 +104,15 @@ def explain_each(
             bar.update(len(pictures))
 
 
+def images_at_once(view: View, batch_size: int | None) -> int:
+    """How many images go through the model together: as asked, or by its device."""
+    if batch_size is None:
+        return BATCH.get(view.device.type, 4)
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise VitrailError(f"batch_size must be at least 1 and a whole number, but got {batch_size!r}.")
+    return int(batch_size)
+
+
 @dataclass(frozen=True)
 class Seen:
     """A picture and how the model sees it."""
@@ -114,6 +121,7 @@ class Seen:
     pixels: Tensor  # (3, H, W), normalised
     box: tuple[float, float, float, float]
     path: str | None
+    from_tensor: bool = False
 
 
 def see(view: View, source: ImageSource | Tensor) -> Seen:
@@ -129,7 +137,7 @@ def see(view: View, source: ImageSource | Tensor) -> Seen:
             raise VitrailError(f"a tensor must hold finite floats (a normalised image), but got {source.dtype} with "
                                f"{int((~source.isfinite()).sum())} NaN or infinite values.")  # fmt: skip
         image = view.preprocessing.denormalise(source.detach().float().cpu())
-        return Seen(image, source.detach(), (0.0, 0.0, float(view.size[1]), float(view.size[0])), None)
+        return Seen(image, source.detach(), (0.0, 0.0, float(view.size[1]), float(view.size[0])), None, True)
     image = read_image(source)
     path = None if isinstance(source, Image.Image | np.ndarray) else str(Path(source).resolve())
     return Seen(image, view.preprocess(image), view.preprocessing.box(image.size), path)
@@ -166,11 +174,6 @@ def _explain_batch(
         found = method.explain(images, classes, against)
     except torch.OutOfMemoryError:
         raise VitrailError(f"{len(pictures)} images at once do not fit in memory: use a smaller batch_size.") from None
-    if found.map.ndim != 3 or len(found.map) != len(pictures):
-        raise VitrailError(
-            f"{method.info.name} gave maps of shape {tuple(found.map.shape)} for {len(pictures)} images: expected "
-            f"({len(pictures)}, rows, columns)."
-        )
     probabilities = view.probabilities(logits).cpu()
     maps = found.map.float().cpu()
     seconds = (time.perf_counter() - begin) / len(pictures)
@@ -196,6 +199,8 @@ def _explain_batch(
             {name: float(values[i]) for name, values in found.extras.items()},
             picture.path,
             method.info.signed,
+            pixels=picture.pixels.cpu().clone() if picture.from_tensor else None,
+            pixels_hash=tensor_hash(picture.pixels) if picture.from_tensor else None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import math
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -23,10 +24,14 @@ from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.images import image_hash
 from vitrail.models.view import View
+from vitrail.preprocessing import Preprocess
 from vitrail.show.colours import Scale
 from vitrail.show.figure import labelled, overlay
 from vitrail.show.heatmap import fit_to_image, min_max
 from vitrail.version import __version__
+
+if TYPE_CHECKING:
+    from vitrail.methods.base import Method
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
@@ -58,6 +63,8 @@ class Explanation:
     signed: bool | None = None  # whether the method tells for from against; None = see whether any value is negative
     scores: dict[str, float] = field(default_factory=dict)  # what ``score`` found
     curves: dict[str, list[float]] = field(default_factory=dict)
+    pixels: Tensor | None = None  # (3, H, W), normalised: what was explained if no picture was given; it is not saved
+    pixels_hash: str | None = None  # which tensor that was; it is saved
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         """The map in [0, 1] at the size of the original image, (H, W); ``outside`` where the crop did not look."""
@@ -67,15 +74,16 @@ class Explanation:
         """The map over the photo; signed maps in two colours about zero; unseen parts hatched."""
         return overlay(self.image, self._on_image(mode), self.signed, alpha)
 
-    def score(self, metrics: Sequence[str] = ("insertion", "deletion")) -> dict[str, float]:
+    def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
         """How good the map is, by metrics that need no more than the model and the image; kept with the explanation."""
-        from vitrail.metrics.measuring import measure
+        from vitrail.metrics.calls import split_list
+        from vitrail.metrics.measuring import measure_alone
 
         if self.model is None:
             raise VitrailError("this explanation was opened without its model: give vitrail.open(…, model=).")
-        images = self._pixels(self.model)[None]
-        for name in metrics:
-            (found,) = measure(name, self.model, images, self.map[None], self.target)
+        pixels = self._pixels(self.model)
+        for name in split_list(metrics):
+            found = measure_alone(name, self.model, pixels, self.map, self.target, self.extras)
             self.scores[name] = found.value
             if found.curve is not None:
                 self.curves[name] = found.curve
@@ -87,20 +95,27 @@ class Explanation:
 
         if not self.curves:
             raise VitrailError("there are no curves yet: call score() first.")
-        return curve_picture(self.curves, self.scores, f"{self.title}, {self.method}")
+        return curve_picture(self.curves, self.scores, f"{self.title}, {self.call}")
 
     def _pixels(self, model: View) -> Tensor:
-        """The model input, made from the picture again; a picture made from a tensor already has its size."""
-        if self.box == model.preprocessing.box(self.image.size):
-            return model.preprocess(self.image)
-        colours = torch.from_numpy(np.asarray(self.image, dtype=np.float32) / 255).permute(2, 0, 1)
-        return model.preprocessing.normalise(colours)
+        """The model input: the tensor that was explained, or made from the picture again."""
+        if self.pixels is not None:
+            return self.pixels
+        if self.pixels_hash is not None:
+            raise VitrailError(
+                "a tensor was explained here, which its picture shows only roughly: to score it, give the tensor to "
+                "vitrail.open(…, image=)."
+            )
+        if self.box != model.preprocessing.box(self.image.size):
+            raise VitrailError(
+                f"{model.name} sees another part of the picture than the one explained: its preprocessing is not the "
+                "one of this explanation."
+            )
+        return model.preprocess(self.image)
 
     def picture(self) -> Image.Image:
         """The overlay with class, probability and method under it, and the scores where they were asked for."""
-        told = "".join(f" · {name} {value:.3f}" for name, value in self.scores.items())
-        detail = f"{self.method} on {self.model_name}{told}"
-        return labelled(self.overlay(), self.title, detail, Scale.of(self._on_image(), self.signed))
+        return labelled(self.overlay(), self.title, self.detail, Scale.of(self._on_image(), self.signed))
 
     def _on_image(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         return fit_to_image(self.map, self.box, self.image.size, mode)
@@ -110,6 +125,39 @@ class Explanation:
         """The class and its probability."""
         rival = f", not {self.against_label}" if self.against is not None else ""
         return f"{self.label}{rival} ({self.probability:.1%})"
+
+    @property
+    def call(self) -> str:
+        """The method with the parameters that are not at their default: ``rise(masks=32)``."""
+        from vitrail.metrics.calls import join_call
+
+        kind = self._kind()
+        usual = {} if kind is None else kind.parameters()
+        params = {name: tuple(value) if isinstance(value, list) else value for name, value in self.params.items()}
+        given = {name: value for name, value in params.items() if name not in usual or value != usual[name]}
+        return join_call(self.method, given)
+
+    @property
+    def class_specific(self) -> bool:
+        """Whether another class would have another map."""
+        kind = self._kind()
+        return kind is None or kind.info.class_specific
+
+    @property
+    def detail(self) -> str:
+        """The line under the title: method, parameters, model, scores."""
+        scores = [f"{name} {value:.3f}" for name, value in self.scores.items()]
+        remark = [] if self.class_specific else ["the same for every class"]
+        return " · ".join([f"{self.call} on {self.model_name}", *remark, *scores])
+
+    def _kind(self) -> type[Method] | None:
+        """The class of the method; None for one of somebody's own that is not registered here."""
+        from vitrail.methods.registry import get_method
+
+        try:
+            return get_method(self.method)
+        except VitrailError:
+            return None
 
     def save(self, path: str | Path) -> Path:
         """Writes the picture and, beside it, a JSON file that ``vitrail.open`` reads; both or none."""
@@ -141,7 +189,12 @@ class Explanation:
                 "load": None if model is None else model.spec,
                 "preprocessing": None if model is None else model.preprocessing.to_dict(),
             },
-            "image": {"path": self.image_path, "sha256": image_hash(self.image), "size": list(self.image.size)},
+            "image": {
+                "path": self.image_path,
+                "sha256": image_hash(self.image),
+                "size": list(self.image.size),
+                "tensor_sha256": self.pixels_hash,
+            },
             "method": self.method,
             "params": self.params,
             "target": self.target,
@@ -177,14 +230,15 @@ def open_explanation(
     Args:
         path: the JSON file beside a saved picture, or the picture.
         model: the view, module or name it was made with; None = load it again as it was loaded then.
-        image: the picture it explains; None = the file it came from.
+        image: the picture or the tensor it explains; None = the file it came from.
         check: False skips the comparison with the model (which is then not loaded).
     """
     path = Path(path)
     path = path.with_suffix(".json") if path.name else path
     saved = _read(path)
     try:
-        picture = _find_image(saved["image"], image, path)
+        pixels = _find_pixels(saved, image, path)
+        picture = _find_image(saved["image"], image if pixels is None else _steps(saved).denormalise(pixels), path)
         view = _find_model(saved["model"], model, path, check)
         return Explanation(
             _unpack(saved["map"]),
@@ -206,6 +260,8 @@ def open_explanation(
             saved["signed"],
             saved.get("scores", {}),
             saved.get("curves", {}),
+            pixels,
+            saved["image"].get("tensor_sha256"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None
@@ -231,9 +287,31 @@ def _find_image(saved: Mapping[str, Any], given: Any, path: Path) -> Image.Image
     if given is None and not Path(saved["path"]).exists():
         raise VitrailError(f"the image of {path} is no longer at {saved['path']}: give it as image=.")
     picture = read_image(saved["path"] if given is None else given)
-    if image_hash(picture) != saved["sha256"]:
-        raise VitrailError(f"the image {saved['path'] or 'given'} is not the one explained in {path}: it has changed.")
-    return picture
+    if image_hash(picture) == saved["sha256"]:
+        return picture
+    if given is None:
+        raise VitrailError(f"the image {saved['path']} is not the one explained in {path}: it has changed.")
+    name = f"image {given}" if isinstance(given, str | Path) else "given image"
+    raise VitrailError(f"the {name} is not the one explained in {path}: its pixels differ.")
+
+
+def _find_pixels(saved: Mapping[str, Any], given: Any, path: Path) -> Tensor | None:
+    """The tensor that was explained, where it is given again."""
+    if not isinstance(given, Tensor):
+        return None
+    expected = saved["image"].get("tensor_sha256")
+    if expected is None:
+        raise VitrailError(f"{path} explains a picture, but image= is a tensor: give the picture.")
+    pixels = _steps(saved).seen(given.detach().cpu()).clone()
+    if tensor_hash(pixels) != expected:
+        raise VitrailError(f"the given tensor is not the one explained in {path}: its values differ.")
+    return pixels
+
+
+def _steps(saved: Mapping[str, Any]) -> Preprocess:
+    if saved["model"]["preprocessing"] is None:
+        raise VitrailError("this explanation was saved without its model's preprocessing: a tensor cannot be shown.")
+    return Preprocess.from_dict(saved["model"]["preprocessing"])
 
 
 def _find_model(saved: Mapping[str, Any], given: View | nn.Module | str | None, path: Path, check: bool) -> View | None:
@@ -260,6 +338,12 @@ def _load_again(saved: Mapping[str, Any], path: Path) -> View:
     if isinstance(spec.get("img_size"), list):
         spec["img_size"] = tuple(spec["img_size"])
     return load(spec.pop("name", None), **spec)
+
+
+def tensor_hash(values: Tensor) -> str:
+    """The sha256 of a tensor's size and values, in single precision."""
+    array = np.ascontiguousarray(values.detach().cpu().float().numpy(), dtype="<f4")
+    return hashlib.sha256(f"{array.shape}:".encode() + array.tobytes()).hexdigest()
 
 
 def _pack(values: Tensor) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from rich.console import Console
 from tests.bench.run_plans import plan
 from typer.testing import CliRunner
@@ -96,6 +98,9 @@ def test_what_failed_is_done_but_has_no_mean() -> None:
     board = Board(plan(methods=METHODS), 3)
     board.add(pd.concat([rows(range(2)), pd.DataFrame([{"model": "scenes", "image": "2", "error": "no picture"}])]))
     assert board.complete, "an image that cannot be read is done for all methods"
+    assert board.line("scenes") == "scenes: 2/3 images, 1 could not be read"
+    (line,) = [line.split() for line in drawn(board).splitlines() if line.startswith("random")]
+    assert line[:3] == ["random", "████████", "2/3"]
 
 
 def test_rows_may_come_while_the_table_is_drawn() -> None:
@@ -152,6 +157,19 @@ def test_only_what_the_plan_asks_for_counts(tmp_path: Path) -> None:
     far = plan(methods=["random"], data="folder:/not/on/this/machine")
     assert image_ids(far) is None
     assert not board_of(far, Store(tmp_path), None).complete
+
+
+def test_errors_of_another_plan_in_the_same_folder_are_not_told(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Image.new("RGB", (64, 64), "red").save(tmp_path / f"{name}.png")
+    chosen = plan(data=str(tmp_path), methods=["random"], metrics=["sparseness"], target="label")
+    assert run(chosen, tmp_path / "run").errors == 2, "pictures of a folder have no class"
+    chosen = replace(chosen, target="predicted")
+    assert run(chosen, tmp_path / "run").failed == 0
+    board = board_of(chosen, Store(tmp_path / "run"), image_ids(chosen))
+    assert board.complete
+    assert board.errors == 0
+    assert "could not be measured" not in drawn(board)
 
 
 def test_without_a_terminal_there_are_lines_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vitrail
 from vitrail import VitrailError
@@ -17,6 +18,7 @@ from vitrail.bench import cluster
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Outcome, Step, load_model, run
 from vitrail.bench.store import Store
+from vitrail.data import Scenes
 from vitrail.models.view import View
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
@@ -140,3 +142,19 @@ def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(VitrailError, match="ray start --head"):
         cluster._connect("127.0.0.1:1")
+
+
+def test_an_address_outside_needs_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    with pytest.raises(VitrailError, match=r"--cluster ray://head:10001 needs the client of Ray .*vitrail\[cluster\]"):
+        cluster._connect("ray://head:10001")
+
+
+def test_a_metric_that_nothing_can_be_measured_by_is_refused(nodes: object, tmp_path: Path) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    Image.fromarray(Scenes(1)[0].image).save(pictures / "0.png")
+    chosen = replace(PLAN, data=str(pictures), metrics=["pointing_game"], target=None)
+    with pytest.raises(VitrailError, match="pointing_game needs boxes or masks, which none of the first 1 images"):
+        cluster.run_on_cluster(chosen, tmp_path / "run", workers=1)
+    assert not (tmp_path / "run" / "plan.toml").exists()

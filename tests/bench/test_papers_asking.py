@@ -252,7 +252,7 @@ def test_the_list_tells_what_each_target_is_and_needs(capsys: pytest.CaptureFixt
     rows = list_targets()
     assert len(rows) == len(targets())
     assert rows[2]["data"] == "imagenet, boxes, [indices]"
-    assert rows[2]["models"] == "DeiT-B, ViT-B"
+    assert rows[2]["models"] == "DeiT-B; ViT-B"
     assert len(list_targets("vtranm*")) == 4
     show_targets(rows)
     printed = capsys.readouterr().out

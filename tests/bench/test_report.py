@@ -6,12 +6,15 @@ import io
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from tests.bench.report_runs import START, Made, frame_of
 
@@ -333,3 +336,32 @@ def test_params_of_rows_are_sorted_calls(folder: Path) -> None:
     row = {**Made().rows()[0], "key": "new", "method": "rise", "params": json.dumps({"masks": 8, "seed": 1})}
     Store(folder).add_rows([row])
     assert "rise(masks=8, seed=1)" in read_results([folder]).methods
+
+
+def test_titles_of_bars_keep_their_arrow_and_leave_their_neighbour_alone(tmp_path: Path) -> None:
+    calls = ("negative_auc(steps=10)", "insertion(steps=32, protocol=vit_cx)", "positive_auc(steps=10)",
+             "token_insertion_accuracy", "a_metric_of_my_own_with_a_name_that_never_ends")  # fmt: skip
+    made = Made(quality={"full_grad_plus.skipplus(rule=frozen)": 0.8, "random": 0.1}, metrics=calls)
+    summary, figure = summary_of(made.write(tmp_path / "run")), Figure(dpi=200, layout="constrained")
+    with matplotlib.rc_context(figures._LOOK):
+        assert figures.bars(summary, figure)
+        figure.draw_without_rendering()
+    titles = [axes._left_title for axes in figure.axes]  # type: ignore[attr-defined]
+    arrows = [one.arrow for one in summary.results.metrics]
+    assert [title.get_text().endswith(arrow) for title, arrow in zip(titles, arrows, strict=True)] == [True] * 5
+    assert "".join(titles[3].get_text().split()) == "token_insertion_accuracy↑"
+    places = [title.get_window_extent() for title in titles]
+    assert all(one.x1 < other.x0 for one, other in pairwise(places[:4]))
+    assert all(one.x0 > 0 and one.x1 < figure.bbox.x1 for one in places)
+
+
+def test_each_run_is_told_with_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = Made(quality={"rollout": 0.5}, metrics=("pointing_game", "completeness")).write(tmp_path / "few")
+    many = Made(data="folder:others").write(tmp_path / "many")
+    run([few, many], tmp_path / "both", ["csv"])
+    told = capsys.readouterr().out
+    assert "24 images, 1 methods, 1 metrics" in told
+    assert "24 images, 4 methods, 4 metrics" in told
+    assert "No image" not in told
+    run([few], tmp_path / "one", ["csv"])
+    assert "No image could be measured by completeness" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,14 @@ from typer.testing import CliRunner
 import vitrail
 from vitrail import VitrailError
 from vitrail.bench import run as running
+from vitrail.bench.applying import check_metrics_apply
+from vitrail.bench.plan import METRICS
 from vitrail.bench.reading import read_results
-from vitrail.bench.run import run
+from vitrail.bench.run import ModelRun, Outcome, run
 from vitrail.bench.store import Store
 from vitrail.cli import app, main
-from vitrail.data import Scenes
+from vitrail.data import SceneData, Scenes
+from vitrail.data.base import Example
 from vitrail.methods import registry
 
 
@@ -206,3 +210,56 @@ def check_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert told.count("Error:") == 1
     assert os.strerror(errno.ENOSPC) in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("metrics", ["pointing_game", "sparseness,pointing_game"])
+def test_a_metric_that_the_data_offers_nothing_for_is_refused_as_by_evaluate(
+    tmp_path: Path, pictures: Path, metrics: str
+) -> None:
+    arguments = ["bench", "--data", str(pictures), "--model", "scenes", "--methods", "random", "--out"]
+    out = tmp_path / "run"
+    told = CliRunner().invoke(app, [*arguments, str(out), "--metrics", metrics])
+    assert told.exit_code == 1
+    assert str(told.exception).startswith("pointing_game needs boxes or masks, which none of the first 2 images offers")
+    assert "measured" not in told.output
+    CliRunner().invoke(app, [*arguments, str(out), "--metrics", "sparseness"])
+    before, known = Store(out).plan(), len(Store(out).rows())
+    told = CliRunner().invoke(app, [*arguments, str(out), "--metrics", metrics])
+    assert told.exit_code == 1, "a run that goes on is refused too"
+    assert (Store(out).plan(), len(Store(out).rows())) == (before, known), "and keeps what it has"
+
+
+def test_metrics_that_nobody_named_may_apply_to_nothing(tmp_path: Path, pictures: Path) -> None:
+    chosen = plan(data=str(pictures), methods=["random"], metrics=METRICS, images=1, target=None).with_preset("quick")
+    assert run(chosen, tmp_path / "run").rows > len(METRICS) // 2
+
+
+def test_a_metric_that_some_of_the_first_images_lack_is_measured_on_the_others(tmp_path: Path) -> None:
+    class OneDrawn(SceneData):
+        def load(self, position: int) -> Example:
+            found = super().load(position)
+            return found if position == 3 else replace(found, objects=())
+
+    chosen, opened = plan(metrics=["pointing_game"], methods=["random"], images=None), OneDrawn(6)
+    worker = ModelRun(chosen, "scenes", vitrail.load("scenes"), opened, Store(tmp_path), Outcome())
+    check_metrics_apply(worker)
+    worker.data = opened[:3]
+    with pytest.raises(VitrailError, match="pointing_game needs boxes or masks, which none of the first 3 images"):
+        check_metrics_apply(worker)
+
+
+@pytest.mark.parametrize("wrong", [["--data", "no/such/folder"], ["--model", "no_such_model"], ["--target", "lable"]])
+def test_a_call_that_cannot_begin_leaves_no_folder(tmp_path: Path, wrong: list[str]) -> None:
+    arguments = ["bench", "--data", "scenes:2", "--methods", "random", "--metrics", "sparseness", *wrong, "--out"]
+    assert CliRunner().invoke(app, [*arguments, str(tmp_path / "run")]).exit_code == 1
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "kept").mkdir()
+    assert CliRunner().invoke(app, [*arguments, str(tmp_path / "kept")]).exit_code == 1
+    assert (tmp_path / "kept").is_dir(), "a folder of someone else stays"
+
+
+@pytest.mark.parametrize("metric", ["deletion(steps=0)", "insertion(steps=-3,protocol=tis)", "positive_auc(steps=0)"])
+def test_steps_of_which_there_are_none_are_refused_before_anything_is_measured(tmp_path: Path, metric: str) -> None:
+    with pytest.raises(VitrailError, match="steps must be at least 1"):
+        run(plan(metrics=[metric], methods=["random"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

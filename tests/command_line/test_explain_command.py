@@ -14,6 +14,7 @@ from tests import families
 from tests.command_line.given import OVERVIEW, Run, noise, one_line, written
 
 import vitrail
+from vitrail.commands.outputs import LONGEST, join_parts, params_part
 
 # explain
 
@@ -35,10 +36,67 @@ def test_target_against_method_and_parameters(vit: Run, tiny: list[str], photo: 
     options = ["--target", "dog", "--against", "0", "--method", "input_x_gradient", "-p", "start_layer=1"]
     said = vit("explain", photo, *tiny, *options, "--param", "rule=frozen", "--out", place / "deep" / "out")
     assert said.code == 0
-    found = vitrail.open(place / "deep" / "out" / "photo.input_x_gradient.json")
+    found = vitrail.open(
+        place / "deep" / "out" / "photo.input_x_gradient.rule-frozen.start_layer-1.3-dog.not-0-ant.json"
+    )
     assert (found.label, found.against_label, found.method) == ("dog", "ant", "input_x_gradient")
     assert (found.params["start_layer"], found.params["rule"]) == (1, "frozen")
     assert "dog, not ant (" in said.out
+
+
+def test_every_question_has_its_own_files_and_caption(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    asked: dict[str, list[str]] = {
+        "photo.att_ixg.plus": [],
+        "photo.att_ixg.plus.rule-frozen": ["-p", "rule=frozen"],
+        "photo.att_ixg.plus.2-cat": ["--target", "2"],
+        "photo.att_ixg.plus.3-dog.not-2-cat": ["--target", "dog", "--against", "2"],
+    }
+    for options in asked.values():
+        assert vit("explain", photo, *tiny, "--method", "att_cat", *options).code == 0
+    assert written(place) == {f"{stem}.{suffix}" for stem in asked for suffix in ("png", "json")}
+    model = vitrail.open(place / "vitrail-out" / "photo.att_ixg.plus.json").model_name
+    told = [vitrail.open(place / "vitrail-out" / f"{stem}.json", check=False).detail for stem in asked]
+    assert told[:2] == [f"att_ixg.plus on {model}", f"att_ixg.plus(rule=frozen) on {model}"]
+
+
+def test_a_picture_of_the_same_name_from_another_folder_keeps_the_earlier_results(
+    vit: Run, tiny: list[str], place: Path
+) -> None:
+    for name in ("x/cat.png", "y/cat.png"):
+        (place / name).parent.mkdir()
+        noise(len(name)).save(place / name)
+    pictures = [
+        json.loads(vit("explain", name, *tiny, *top, "--json").out)[0]["picture"]
+        for top in ([], ["--top", "2"])
+        for name in ("x/cat.png", "y/cat.png", "x/cat.png")
+    ]
+    stems = ["cat", "cat-2", "cat"]
+    assert pictures[:3] == [f"vitrail-out/{stem}.decompx.skipplus.png" for stem in stems]
+    assert pictures[3:] == [f"vitrail-out/{stem}.decompx.skipplus.top2.png" for stem in stems]
+
+
+def test_long_parameters_make_no_long_names() -> None:
+    one, other = (join_parts([params_part({"layers": [*range(number)]})]) for number in (90, 91))
+    assert one != other
+    assert len(one) == len(other) == LONGEST + 1
+    assert join_parts(["", ""]) == ""
+
+
+def test_a_call_as_tables_print_it(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    assert vit("explain", photo, *tiny, "--method", "rise(masks=8)", "-p", "seed=3").code == 0
+    found = vitrail.open(place / "vitrail-out" / "photo.rise.masks-8.seed-3.json")
+    assert (found.params["masks"], found.params["seed"], found.call) == (8, 3, "rise(masks=8, seed=3)")
+    assert "give it once" in one_line(vit("explain", photo, *tiny, "--method", "rise(masks=8)", "-p", "masks=9"))
+
+
+def test_what_is_the_same_for_every_class_says_so(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    said = vit("explain", photo, *tiny, "--method", "rollout", "--target", "dog")
+    assert "rollout is the same for every class" in said.out
+    found = vitrail.open(place / "vitrail-out" / "photo.rollout.3-dog.json")
+    assert found.detail.endswith(" · the same for every class")
+    said = vit("explain", photo, *tiny)
+    assert "same for every class" not in said.out
+    assert "same for every class" not in vitrail.open(place / "vitrail-out" / "photo.decompx.skipplus.json").detail
 
 
 def test_the_likeliest_classes_side_by_side(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
@@ -81,6 +139,7 @@ def test_a_folder_gives_an_overview_and_goes_on_after_a_bad_picture(
             found = vitrail.open(row["picture"])
             assert found.image_path == row["image"] or Path(found.image_path or "") == Path(row["image"]).resolve()
             assert (str(found.target), found.label) == (row["class"], row["label"])
+            assert (json.loads(row["params"]), row["against"]) == (found.params, "")
             assert float(row["probability"]) == pytest.approx(found.probability, abs=1e-6)
     assert Image.open(place / "vitrail-out" / "contact-sheet.png").width > 600
 
@@ -92,6 +151,18 @@ def test_a_second_run_does_not_explain_its_own_results(vit: Run, tiny: list[str]
         assert [Path(e["image"]["path"]) for e in json.loads(said.out)] == [photo]
     photo.unlink()
     assert "besides earlier results" in one_line(vit("explain", ".", *tiny))
+
+
+def test_results_of_another_folder_are_not_explained(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    noise(1).save(place / "second.png")
+    (place / "second.json").write_text('{"label": "of somebody else"}')
+    first = vit("explain", ".", *tiny, "--top", 2, "--curves", "--out", "one")
+    assert first.code == 0, first.err
+    assert vit("compare", photo, *tiny, "--methods", "rollout", "--out", "beside").code == 0
+    said = vit("explain", ".", *tiny, "--json", "--out", "two")
+    assert [Path(e["image"]["path"]).name for e in json.loads(said.out)] == ["photo.png", "second.png"]
+    assert "besides earlier results" in one_line(vit("explain", "one", *tiny, "--out", "three"))
+    assert vit("explain", "beside/photo.compare.png", *tiny).code == 0  # asked for by its name
 
 
 def test_names_never_collide(vit: Run, tiny: list[str], place: Path) -> None:

@@ -24,6 +24,8 @@ def test_models(vit: Run) -> None:
     names = {m["name"]: m for m in json.loads(vit("models", "--json").out)}
     assert names["swin_tiny_patch4_window7_224"]["view"] == "features only"
     assert names["vit_small_patch14_dinov2"]["classes"] == 0
+    assert names["vit_small_patch16_36x1_224"]["tag"] is None
+    assert "0 classes: no head; tag –: no weights" in said.out
     assert not {"vit_base_patch16_xp_224", "vit_pwee_patch16_reg1_gap_256", "resnet50"} & names.keys()
     assert "no model fits 'xyz'" in one_line(vit("models", "xyz"))
 
@@ -79,6 +81,7 @@ def test_help_is_true(vit: Run) -> None:
     assert "[default: auto]" in told
     commands = vit("--help").out
     assert all(f"{name} " in commands for name in ("explain", "models", "methods"))
+    assert "default: no model" in " ".join(vit("methods", "--help").out.replace("│", " ").split())
 
 
 def test_version(vit: Run) -> None:

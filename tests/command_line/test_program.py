@@ -87,3 +87,12 @@ def test_a_closed_pipe_is_no_error() -> None:
     run = subprocess.run(program("methods"), stdout=here, stderr=subprocess.PIPE, text=True, check=False)
     os.close(here)
     assert run.stderr == ""
+
+
+def test_a_home_that_cannot_be_written_is_no_matter(tiny: list[str], photo: Path) -> None:
+    places = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MPL"))}
+    run = subprocess.run(
+        program("explain", photo, *tiny), env={**places, "HOME": "/dev/null/home"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")

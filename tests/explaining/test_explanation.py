@@ -168,8 +168,11 @@ def test_a_changed_image_is_noticed(saved: Path) -> None:
     photo.save(saved.parent / "photo.png")
     with pytest.raises(VitrailError, match=r"photo\.png is not the one explained.*changed"):
         vitrail.open(saved)
-    with pytest.raises(VitrailError, match="is not the one explained"):
+    with pytest.raises(VitrailError, match="the given image is not the one explained"):
         vitrail.open(saved, image=noise(60, 40, 4), check=False)
+    noise(60, 40, 4).save(saved.parent / "other.png")
+    with pytest.raises(VitrailError, match=r"the image \S*other\.png is not the one explained"):
+        vitrail.open(saved, image=saved.parent / "other.png", check=False)
     assert vitrail.open(saved, image=noise(60, 40, 3)).label == "elk"
 
 
@@ -210,6 +213,66 @@ def test_what_was_in_memory_must_be_given(model: View, photo: Image.Image, tmp_p
         vitrail.open(path, image=photo)
     assert vitrail.open(path, image=photo, model=model).map.shape == (4, 4)
     assert vitrail.open(path, image=photo, model=model.module).map.shape == (4, 4)
+
+
+def test_a_folder_is_found_again_from_elsewhere(
+    folder: Path, photo: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    path = vitrail.explain(vitrail.load("hf:./tiny"), photo).save(tmp_path / "why.png")
+    monkeypatch.chdir(tmp_path)
+    found = vitrail.open(path, image=photo)
+    assert found.model is not None
+    assert found.model_name == "hf:./tiny"
+
+
+# Scores
+
+
+def test_the_tensor_that_was_explained_is_scored(model: View, tmp_path: Path) -> None:
+    pixels = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0)) * 3  # more than a picture can show
+    given = pixels.clone()
+    found = vitrail.explain(model, given)
+    given.zero_()  # what the caller does to it later is no matter
+    (expected,) = vitrail.metrics.measure("insertion(steps=8)", model, pixels[None], found.map[None], found.target)
+    assert found.score("insertion(steps=8)") == {"insertion(steps=8)": pytest.approx(expected.value, rel=1e-5)}
+    assert "pixels" not in repr(found)
+    path = found.save(tmp_path / "why.png")
+    again = vitrail.open(path, image=pixels, model=model)
+    assert again.score("insertion(steps=8)") == found.scores
+    assert again.to_dict() == found.to_dict()
+    by_picture = vitrail.open(path, image=found.image, model=model)
+    assert by_picture.to_dict() == found.to_dict()
+    with pytest.raises(VitrailError, match=r"a tensor was explained here.* give the tensor"):
+        by_picture.score("insertion(steps=8)")
+    with pytest.raises(VitrailError, match="the given tensor is not the one explained"):
+        vitrail.open(path, image=pixels * 1.5, model=model)
+
+
+def test_a_tensor_is_not_the_picture_that_was_explained(model: View, photo: Image.Image, tmp_path: Path) -> None:
+    path = vitrail.explain(model, photo).save(tmp_path / "why.png")
+    with pytest.raises(VitrailError, match="explains a picture, but image= is a tensor"):
+        vitrail.open(path, image=model.preprocess(photo), model=model)
+
+
+def test_metrics_as_one_text_or_a_list(model: View, photo: Image.Image) -> None:
+    found = vitrail.explain(model, photo, "gen_att")
+    one = found.score("deletion(steps=4), sparseness")
+    assert list(one) == ["deletion(steps=4)", "sparseness"]
+    assert vitrail.explain(model, photo, "gen_att").score(["deletion(steps=4)", "sparseness"]) == pytest.approx(one)
+
+
+def test_metrics_that_an_explanation_cannot_answer(model: View, photo: Image.Image) -> None:
+    found = vitrail.explain(model, photo, "gen_att")
+    for name, message in (
+        ("max_sensitivity", r"explains again, which score\(\) does not: use vitrail\.metrics\.measure"),
+        ("mean_iou", "needs masks, which this explanation does not have"),
+        ("completeness", "needs a method that promises to be complete"),
+    ):
+        with pytest.raises(VitrailError, match=message):
+            found.score([name])
+    complete = vitrail.explain(model, photo, "integrated_gradients")
+    assert complete.score(["completeness"]) == {"completeness": complete.extras["completeness_gap"]}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -78,6 +79,41 @@ def test_maps_of_the_wrong_shape_are_told(shape: tuple[int, ...], model: View, p
     vitrail.method("wrong_shape")(lambda model, images, target: torch.zeros(shape))
     with pytest.raises(VitrailError, match=r"wrong_shape gave maps of shape"):
         vitrail.explain(model, photo, "wrong_shape")
+
+
+@pytest.mark.usefixtures("own_names")
+def test_token_maps_are_on_the_grid(model: View, photo: Image.Image) -> None:
+    vitrail.method("off_grid")(lambda model, images, target: torch.zeros(len(images), 3, 5))
+    with pytest.raises(
+        VitrailError, match=r"shape \(1, 3, 5\) for 1 images: expected \(1, 4, 4\), one value per patch"
+    ):
+        vitrail.explain(model, photo, "off_grid")
+    with pytest.raises(VitrailError, match="one value per patch"):
+        vitrail.evaluate(model, [photo], "off_grid", "sparseness")
+
+
+@pytest.mark.usefixtures("own_names")
+@pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (np.zeros((1, 4, 4)), "ndarray"), ([[1.0]], "list")])
+def test_what_is_no_tensor_is_no_map(given: Any, kind: str, model: View, photo: Image.Image) -> None:
+    vitrail.method("no_tensor")(lambda model, images, target: given)
+    with pytest.raises(VitrailError, match=f"no_tensor returned {kind}: expected maps as a torch tensor"):
+        vitrail.explain(model, photo, "no_tensor")
+
+    @vitrail.method("bare")
+    class Bare(vitrail.Method):
+        def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Any:
+            return given
+
+    with pytest.raises(VitrailError, match=f"bare returned {kind}.* in an Attribution"):
+        vitrail.explain(model, photo, "bare")
+
+
+def test_a_method_without_a_name_is_told_at_once() -> None:
+    with pytest.raises(VitrailError, match="with brackets"):
+
+        @vitrail.method  # type: ignore[arg-type]
+        def unnamed(model: Any, images: Tensor, target: Tensor) -> Tensor:
+            return images
 
 
 @pytest.mark.usefixtures("own_names")

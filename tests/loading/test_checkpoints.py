@@ -120,11 +120,12 @@ def _cut(tmp_path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
-@pytest.mark.parametrize("damage", ["empty", "text", "zeros", "json", "png", "cut"])
+@pytest.mark.parametrize("damage", ["empty", "text", "words", "zeros", "json", "png", "cut"])
 def test_corrupt_files_are_called_unreadable(damage: str, suffix: str, tmp_path: Path) -> None:
     contents = {
         "empty": b"",
         "text": b"hello, this is not a checkpoint",
+        "words": b"cat\ndog\nelk\n",  # an unpickler reads c as: import dog from at
         "zeros": bytes(4000),
         "json": b'{"a": 1}',
         "png": b"\x89PNG\r\n\x1a\n" + bytes(100),
@@ -173,11 +174,32 @@ def test_pickled_objects_are_not_run_and_the_fix_is_named(
         load_tiny(path)
     assert not (tmp_path / "ran").exists()
     fix = [line.strip() for line in str(caught.value).splitlines()[1:]]
-    assert len(fix) == 2
-    if kind != "evil":  # the two lines do what they say
-        run = "\n".join(fix).replace("'weights.pth'", repr(str(tmp_path / "weights.pth")))
-        exec(run, {"torch": torch})
+    assert len(fix) == 3
+    if kind != "evil":
+        _follow(fix, tmp_path)
         assert load_tiny(tmp_path / "weights.pth").num_classes == 7
+
+
+def _follow(fix: list[str], folder: Path) -> None:
+    """Does what the message says."""
+    run = "\n".join(fix).replace("'weights.pth'", repr(str(folder / "weights.pth")))
+    exec(run, {"torch": torch})
+
+
+@pytest.mark.parametrize("form", ["model", "model_state_dict", "model_ema", "state_dict beside a name", "whole"])
+def test_the_fix_works_for_every_common_form(
+    form: str, module: nn.Module, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    beside = {"args": argparse.Namespace(lr=1)}
+    contents: dict[str, Any] = {
+        "whole": module,
+        "state_dict beside a name": {"model": "vit_tiny", "state_dict": state, **beside},
+    }
+    torch.save(contents.get(form, {form: state, **beside}), tmp_path / "w.pth")
+    with pytest.raises(VitrailError, match=r"pickled Python objects") as caught:
+        load_tiny(tmp_path / "w.pth")
+    _follow([line.strip() for line in str(caught.value).splitlines()[1:]], tmp_path)
+    assert load_tiny(tmp_path / "weights.pth").num_classes == 7
 
 
 def test_a_bare_malicious_pickle_is_not_run(tmp_path: Path) -> None:

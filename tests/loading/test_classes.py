@@ -132,6 +132,13 @@ def test_a_class_is_not_found(target: Any, message: str, animals: View) -> None:
         animals.class_index(target)
 
 
+def test_names_that_contain_the_word_are_proposed_first() -> None:
+    labels = ["fur coat", "plate", "bobcat", "Persian cat", "crane"]
+    view = vitrail.wrap(viewed("timm_vit", torch.float32)[1], labels=labels)
+    with pytest.raises(VitrailError, match=r"Did you mean 'persian cat', 'bobcat'\?"):
+        view.class_index("cat")
+
+
 def test_a_name_without_labels_asks_for_a_number() -> None:
     view = viewed("timm_vit", torch.float32)[2]
     assert view.label(2) == "class 2"

@@ -114,6 +114,20 @@ def test_wrong_options_of_wrap(options: dict[str, Any]) -> None:
         vitrail.wrap(viewed("timm_vit")[1], **options)
 
 
+@pytest.mark.parametrize("name", ["timm_vit", "hf_vit"])
+def test_a_head_of_another_width_is_refused_by_wrap(name: str) -> None:
+    backbone = viewed(name)[1]
+    width = viewed(name)[2].describe().embedding.weight.shape[0]
+    with pytest.raises(VitrailError, match=rf"head= takes 63 numbers, but .* gives {width} per token"):
+        vitrail.wrap(backbone, head=nn.Linear(63, 5), pool="token")
+    assert vitrail.wrap(backbone, head=nn.Linear(width, 5), pool="token").num_classes == 5
+
+
+def test_a_timm_module_is_not_named_after_weights_it_may_not_have() -> None:
+    made = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=5)
+    assert vitrail.wrap(made).name == "vit_tiny_patch16_224"
+
+
 def test_one_output_is_two_classes() -> None:
     made = timm.create_model(NAME, num_classes=1, **TINY).eval()
     families.randomize(made, 5)

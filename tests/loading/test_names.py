@@ -109,7 +109,7 @@ def test_every_name_that_is_offered_can_be_seen_through() -> None:
         ({"device": "quantum"}, "device 'quantum' cannot be used"),
         ({"device": "cuda:99"}, "device 'cuda:99' cannot be used"),
         ({"output": "logit"}, 'output must be "softmax" or "sigmoid"'),
-        ({"flux_capacitor": 1}, "flux_capacitor"),
+        ({"flux_capacitor": 1}, "takes no argument 'flux_capacitor'"),
         ({"img_size": -1}, "img_size|could not build"),
     ],
 )

@@ -98,12 +98,14 @@ class Board:
 
     def add(self, rows: pd.DataFrame) -> None:
         """Takes rows; those that the plan does not ask for are left out."""
-        frame = rows.reindex(columns=COLUMNS).astype({"method": object, "metric": object})
-        frame = frame.fillna({"method": "", "metric": ""})
+        frame = rows.reindex(columns=COLUMNS).astype({"method": object, "metric": object, "explained": object})
+        frame = frame.fillna({"method": "", "metric": "", "explained": ""})
         pairs = list(zip(frame["method"], frame["params"], strict=True))
         calls = {pair: _call(*pair) for pair in set(pairs)}
         frame["method"] = [calls[pair] for pair in pairs]
-        frame = frame[frame["method"].isin(["", *self.methods]) & frame["metric"].isin(["", *self.metrics])]
+        asked = {"method": self.methods, "metric": self.metrics, "explained": self.kinds}
+        for column, own in asked.items():
+            frame = frame[frame[column].isin(["", *own])]
         with self.lock:
             self.errors += int(frame["error"].notna().sum())
             self.unread.update(frame.loc[frame["method"] == "", "model"])
@@ -158,7 +160,8 @@ class Board:
             spent = self.seconds.get((model, method), Tally())
             texts = [str(self.tallies.get((model, method, *cell), Tally())) for cell in shown]
             table.add_row(
-                Text(method), self._bar(count), self._of_all(count), f"{spent.mean:.3f}" if spent.known else "–",
+                Text(method), self._bar(count), self._of_all(self._measured(model, count)),
+                f"{spent.mean:.3f}" if spent.known else "–",
                 span(left[method]) if method in left else "–", *texts,
             )  # fmt: skip
         return table
@@ -169,7 +172,8 @@ class Board:
 
     def _line(self, model: str) -> str:
         counts = [count for method in self.methods if (count := self._count(model, method)) is not None]
-        told = f"{model}: {self._of_all(min(counts, default=0))} images"
+        told = f"{model}: {self._of_all(self._measured(model, min(counts, default=0)))} images"
+        told += f", {self.unread[model]} could not be read" if self.unread[model] else ""
         pace, left = self._pace(model), self._left(model)
         if pace is not None:
             told += f", {pace:.2f} s/image"
@@ -184,6 +188,10 @@ class Board:
             return None
         count = min(counts) + self.unread[model]
         return count if self.total is None else min(count, self.total)
+
+    def _measured(self, model: str, count: int) -> int:
+        """Those of so many images that could be read."""
+        return max(0, count - self.unread[model])
 
     def _fresh(self, model: str) -> dict[str, int]:
         """Images measured since the beginning, by method."""

@@ -11,12 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitrail.bench.applying import check_metrics_apply
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Loader, ModelRun, Outcome, Step, load_model, open_plan_data
 from vitrail.bench.store import Store, environment
@@ -56,6 +58,7 @@ class Worker:
             torch.cuda.set_device(0)  # Ray shows each worker its own
         view, data = self.load(self.spec), open_plan_data(self.plan)
         self.run = ModelRun(self.plan, self.spec.name, view, data, Shelf(), Outcome(), retry=self.retry)
+        check_metrics_apply(self.run)
         return environment(view.device)
 
     def measure(self, positions: Sequence[int]) -> tuple[Shelf, Outcome]:
@@ -187,6 +190,11 @@ def _connect(address: str) -> Any:
         import ray
     except ImportError:
         raise VitrailError("--cluster needs Ray, which is not installed: pip install 'vitrail[cluster]'.") from None
+    if address.startswith("ray://") and find_spec("grpc") is None:
+        raise VitrailError(
+            f"--cluster {address} needs the client of Ray (grpcio), which is not installed: pip install "
+            "'vitrail[cluster]', or 'ray[client]'."
+        )
     if ray.is_initialized():
         return ray
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 FORMATS = ("pdf", "png", "svg")
 LINES = 8  # methods in one radar or panel of curves: more cannot be told apart
 FEWEST_AXES = 3
+TITLE = 19  # letters above a panel of bars
 
 # Okabe and Ito's colours, which every common colour blindness tells apart, less the yellow that print loses; with the
 # dashes and markers they stay apart in grey too.
@@ -85,12 +87,14 @@ def bars(summary: Summary, figure: Figure) -> bool:
         return False
     columns = min(4, len(metrics))
     rows = math.ceil(len(metrics) / columns)
+    titles = [_wrapped(results.metrics[k].title) for k in metrics]
     height = 0.45 + len(results.methods) * (0.17 * len(results.settings) + 0.06)
+    height += 0.14 * max(title.count("\n") for title in titles)
     figure.set_size_inches(1.6 + 1.75 * columns, rows * (height + 0.35) + 0.5)
     for place, k in enumerate(metrics):
         axes = figure.add_subplot(rows, columns, place + 1)
         _panel_of_bars(summary, axes, k)
-        axes.set_title(_short(results.metrics[k].title, 30))
+        axes.set_title(titles[place])
         if place % columns:
             axes.set_yticklabels([])
     if many:
@@ -298,6 +302,16 @@ def _short(text: str, most: int) -> str:
     """A name that fits, its middle left out if need be."""
     text = "".join(letter if letter.isprintable() else " " for letter in text)
     return text if len(text) <= most else text[: most // 2] + "…" + text[-(most - most // 2 - 1) :]
+
+
+def _wrapped(title: str) -> str:
+    """The title of a narrow panel, broken within its words; the arrow stays with the last."""
+    lines = [""]
+    for piece in re.split(r"(?<=[_,])|(?=\()", _short(title, 3 * TITLE)):
+        if lines[-1] and len(lines[-1]) + len(piece) > TITLE:
+            lines.append("")
+        lines[-1] += _short(piece, TITLE)
+    return "\n".join(lines)
 
 
 def _two_lines(title: str, label: str) -> str:

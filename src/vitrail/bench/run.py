@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.bench.applying import check_metrics_apply
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.store import Keeper, Store, environment
 from vitrail.data.base import DataSet, Example
@@ -117,6 +118,7 @@ def run(
         for spec in plan.models:
             view = load(spec)
             worker = ModelRun(plan, spec.name, view, data, store, outcome, watch, retry)
+            check_metrics_apply(worker)
             store.begin(plan, environment(view.device))  # only now: what the plan names is known to be there
             worker.go(positions, store.done())
             del view, worker

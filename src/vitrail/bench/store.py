@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import numpy as np
@@ -55,6 +55,16 @@ class Keeper(Protocol):
     def add_pictures(self, pictures: Sequence[Mapping[str, Any]]) -> None: ...
 
 
+def _claimed(file: IO[str]) -> bool:
+    """Whether the lock is ours; a process that was just killed may leave a child that holds it for a moment."""
+    for pause in (0, 0.1, 0.3, 0.6):
+        time.sleep(pause)
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
+
+
 class Store:
     """The results of a run. Any number may read; one writes at a time (see ``locked``)."""
 
@@ -64,26 +74,31 @@ class Store:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes from this run; the system lets go of the lock however this process ends."""
+        made = not self.folder.exists()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = open(self.folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise VitrailError(f"cannot write into the run folder {self.folder}: {error.strerror or error}.") from None
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _claimed(file):
                 file.seek(0)
                 who = file.read().strip() or "another process"
                 raise VitrailError(
                     f"{self.folder} is being worked on by {who}: wait for it, or watch it with vitrail bench --watch "
                     f"{self.folder}."
-                ) from None
+                )
             with suppress(OSError):  # a full disk: who has the lock is only for others to read
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}")
                 file.flush()
-            yield
+            try:
+                yield
+            except BaseException:
+                if made and [path.name for path in self.folder.iterdir()] == [LOCK]:  # the run never began
+                    (self.folder / LOCK).unlink()
+                    self.folder.rmdir()
+                raise
 
     def plan(self) -> Plan:
         return Plan.read(self.folder / "plan.toml")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import os
 import time
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vitrail.commands.outputs import class_part, file_stems, join_parts, own_results, params_part, several
 from vitrail.errors import VitrailError
 from vitrail.explaining import check_finite, default_method, explain_each, see
 from vitrail.explanation import Explanation
@@ -31,7 +31,7 @@ from vitrail.show.figure import contact_sheet, side_by_side, thumbnail
 
 SCORED = 450  # forward passes of insertion and deletion
 LONG = 10.0  # seconds from which an estimate is printed
-COLUMNS = ("image", "class", "label", "probability", "method", "picture", "seconds", "error")
+COLUMNS = ("image", "class", "label", "probability", "against", "method", "params", "picture", "seconds", "error")
 
 
 @dataclass
@@ -56,9 +56,14 @@ def find_pictures(sources: list[str], out: Path) -> list[Path]:
     if place in folders:
         raise VitrailError(f"--out {out} is the folder of the pictures: choose another, or results mix with them.")
     inside = any(folder in place.parents for folder in folders)
-    found = [path for path in image_files(sources) if not (inside and place in path.resolve().parents)]
+    named = {Path(source) for source in sources}  # asked for one by one, whatever they are
+    found = [
+        path
+        for path in image_files(sources)
+        if not (inside and place in path.resolve().parents) and (path in named or not own_results(path))
+    ]
     if not found:
-        raise VitrailError(f"there are no pictures in {', '.join(sources)} besides earlier results ({out}).")
+        raise VitrailError(f"there are no pictures in {', '.join(sources)} besides earlier results of vitrail.")
     return found
 
 
@@ -77,7 +82,7 @@ def run(
 ) -> int:
     """Explains every picture and says where the results are; returns how many pictures failed."""
     told = Console(stderr=as_json, highlight=False)
-    method = build_method(method_name or default_method(view), view, **params)
+    method = _build(view, method_name, params)
     _check_classes(view, method, target, against, top)
     introduce(told, view)
     forwards, backwards = method.passes()
@@ -85,11 +90,11 @@ def run(
     scored = SCORED if score or curves else 0
     estimate(told, view, f"{count} × {method.info.name}", (forwards + 2 * backwards + 1 + scored) * count)
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every picture
-    names = _output_names(paths, method.info.name)
+    stems = file_stems(paths, out, _ending(method, target, against))
     report = Report()
     try:
-        for path, name in zip(paths, names, strict=True):
-            one = Wanted(path, out / name, target, against, top, score or curves, curves)
+        for path, stem in zip(paths, stems, strict=True):
+            one = Wanted(path, stem, target, against, top, score or curves, curves)
             _explain_one(told, method, one, report, alone=len(paths) == 1)
     finally:
         if len(paths) > 1 and report.rows:
@@ -97,6 +102,25 @@ def run(
     if as_json:
         print(json.dumps(report.results, indent=1, default=str))  # noqa: T201
     return report.failures
+
+
+def _build(view: View, called: str | None, params: dict[str, Any]) -> Method:
+    """The method by its name or as a call, ``rise(masks=32)``, with the parameters given beside it."""
+    from vitrail.metrics.calls import split_call
+
+    name, own = split_call(called or default_method(view))
+    twice = [key for key in params if key in own]
+    if twice:
+        raise VitrailError(f"{twice[0]} is given in {called!r} and with -p: give it once.")
+    return build_method(name, view, **own, **params)
+
+
+def _ending(method: Method, target: str | None, against: str | None) -> str:
+    """What follows the picture's name: the method, and what else was asked for."""
+    view = method.model
+    chosen = "" if target is None else class_part(view, view.class_index(target))
+    rival = "" if against is None else "not-" + class_part(view, view.class_index(against))
+    return f".{method.info.name}" + join_parts([params_part(method.given()), chosen, rival])
 
 
 @dataclass(frozen=True)
@@ -136,7 +160,7 @@ def _explain_one(told: Console, method: Method, wanted: Wanted, report: Report, 
     report.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in found]
     if alone:
         show_top(told, first)
-    told.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _gap(first), soft_wrap=True)
+    told.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _remark(first), soft_wrap=True)
     if wanted.score:
         for explanation in found:
             told.print(f"  {escape(explanation.label)}: " + _scores(explanation), soft_wrap=True)
@@ -227,9 +251,11 @@ def show_top(told: Console, explanation: Explanation) -> None:
     told.print(table)
 
 
-def _gap(explanation: Explanation) -> str:
+def _remark(explanation: Explanation) -> str:
     gap = explanation.extras.get("completeness_gap")
-    return "" if gap is None else f" [dim](completeness gap {gap:.1e})[/]"
+    told = [] if gap is None else [f"completeness gap {gap:.1e}"]
+    told += [] if explanation.class_specific else [f"{explanation.method} is the same for every class"]
+    return f" [dim]({', '.join(told)})[/]" if told else ""
 
 
 def _scores(explanation: Explanation) -> str:
@@ -239,7 +265,8 @@ def _scores(explanation: Explanation) -> str:
 
 def _row(path: Path, explanation: Explanation, picture: Path) -> dict[str, Any]:
     values = (
-        str(path), explanation.target, explanation.label, f"{explanation.probability:.6f}", explanation.method,
+        str(path), explanation.target, explanation.label, f"{explanation.probability:.6f}",
+        explanation.against_label or "", explanation.method, json.dumps(explanation.params, default=str),
         str(picture), f"{explanation.seconds:.3f}", "",
     )  # fmt: skip
     scores = {name: f"{value:.6f}" for name, value in explanation.scores.items()}
@@ -258,14 +285,4 @@ def _finish_folder(told: Console, out: Path, report: Report) -> None:
     write_together(files)
     told.print("Overview: " + " and ".join(f"[bold]{escape(str(path))}[/]" for path in files), soft_wrap=True)
     if report.failures:
-        what = "1 picture" if report.failures == 1 else f"{report.failures} pictures"
-        told.print(f"[red]{what} could not be explained[/]; the table says why.")
-
-
-def _output_names(paths: list[Path], method: str) -> list[str]:
-    """``cat.decompx.skipplus``; pictures of the same name in other folders get a number."""
-    used: dict[str, None] = {}
-    for path in paths:
-        numbered = itertools.chain([path.stem], (f"{path.stem}-{number}" for number in itertools.count(2)))
-        used[next(name for name in numbered if name not in used)] = None
-    return [f"{name}.{method}" for name in used]
+        told.print(f"[red]{several(report.failures, 'picture')} could not be explained[/]; the table says why.")

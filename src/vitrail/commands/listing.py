@@ -34,6 +34,7 @@ def list_models(pattern: str) -> list[dict[str, Any]]:
         tag, classes, size = (
             (None, None, None) if config is None else (config.tag, config.num_classes, config.input_size)
         )
+        tag = tag if config is not None and config.has_weights else None
         row = {
             "name": name,
             "tag": tag,

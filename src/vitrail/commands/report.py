@@ -16,11 +16,14 @@ def run(folders: list[Path], out: Path | None, formats: list[str]) -> list[Path]
     told = Console(highlight=False)
     summary, paths = report(folders, out, formats)
     results = summary.results
-    for one in results.settings:
+    for place, one in enumerate(results.settings):
         name = f"{one.label}: " if one.label else ""
-        told.print(
-            escape(f"{name}{len(one.images)} images, {len(results.methods)} methods, {len(results.metrics)} metrics")
-        )
+        methods = sum(any(cell.n for cell in row) for row in summary.cells[place])
+        metrics = sum(place in summary.present(k) for k in summary.columns)
+        told.print(escape(f"{name}{len(one.images)} images, {methods} methods, {metrics} metrics"))
+    nowhere = [one.call for k, one in enumerate(results.metrics) if k not in summary.columns]
+    if nowhere:
+        told.print(f"[yellow]No image could be measured by {escape(', '.join(nowhere))}[/]")
     if error_count(summary):
         told.print(f"[yellow]{error_count(summary)} errors[/], listed in the report")
     for path in sorted(paths, key=lambda one: one.suffix != ".html"):

@@ -38,7 +38,7 @@ def _about(target: Target) -> dict[str, Any]:
     return {
         "target": target.name,
         "what": target.title,
-        "models": ", ".join(one.label for one in target.models.values()),
+        "models": "; ".join(one.label for one in target.models.values()),
         "data": ", ".join(data),
         "methods": len(target.methods),
         "paper": target.paper,

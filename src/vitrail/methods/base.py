@@ -135,10 +135,31 @@ class Method:
             classes = predicted(self.model, images) if target is None else pick(self.model, target, count, "target")
             rival = None if against is None else pick(self.model, against, count, "against").to(images.device)
             found = self.run(images, classes.to(images.device), rival)
+        self._check_found(found, count)
         if not found.map.isfinite().all():
             raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
         maps = found.map.detach().to(torch.promote_types(images.dtype, torch.float32))
         return Attribution(maps, {k: _at_least_single(v) for k, v in found.extras.items()})
+
+    def _check_found(self, found: Attribution, count: int) -> None:
+        """A method of one's own may give anything."""
+        maps = found.map if isinstance(found, Attribution) else found
+        if not isinstance(found, Attribution) or not isinstance(maps, Tensor):
+            raise VitrailError(
+                f"{self.info.name} returned {type(maps).__name__}: expected maps as a torch tensor ({count}, rows, "
+                "columns), which a class puts in an Attribution."
+            )
+        # cams on hierarchical models have the grid of their features
+        grid = self.model.grid if isinstance(self, TokenMethod) and isinstance(self.model, ViT) else None
+        if maps.ndim != 3 or len(maps) != count or not maps.numel():
+            expected = f"({count}, rows, columns)"
+        elif grid and self.info.level == "token" and tuple(maps.shape[1:]) != grid:
+            expected = f"{(count, *grid)}, one value per patch of {self.model.name}"
+        else:
+            return
+        raise VitrailError(
+            f"{self.info.name} gave maps of shape {tuple(maps.shape)} for {count} images: expected {expected}."
+        )
 
     def given(self) -> dict[str, Any]:
         """The parameters that are not at their default."""
@@ -189,13 +210,15 @@ def predicted(model: View, images: Tensor) -> Tensor:
 
 
 def pick(model: View, target: Targets, count: int, what: str) -> Tensor:
-    """Classes as given, (B,): one for all images or one per image."""
+    """Classes as given, (B,): one for all images, or as many as there are images."""
     if isinstance(target, Tensor | np.ndarray):
         target = target.tolist()
-    values = list(target) if isinstance(target, Sequence) and not isinstance(target, str) else [target]
-    indices = [model.class_index(value) for value in values]  # type: ignore[arg-type]
-    if len(indices) == 1:
-        indices = indices * count
+        if isinstance(target, list) and len(target) == 1:  # captum's contract: a tensor of one number is for all
+            target = target[0]
+    if isinstance(target, Sequence) and not isinstance(target, str):
+        indices = [model.class_index(value) for value in target]
+    else:
+        indices = [model.class_index(target)] * count  # type: ignore[arg-type]
     if len(indices) != count:
         raise VitrailError(f"{what} names {len(indices)} classes for {count} images: give one, or one per image.")
     return torch.tensor(indices)

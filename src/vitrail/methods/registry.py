@@ -81,6 +81,8 @@ def method(
     A function gets the view, a batch (B, 3, H, W) and one class per image, and returns (B, rows, columns) token maps,
     or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's.
     """
+    if not isinstance(name, str):
+        raise VitrailError('a method needs a name: write @vitrail.method("my_name") above it, with brackets.')
 
     def register(thing: C) -> C:
         if name in _METHODS and _METHODS[name].__module__ != getattr(thing, "__module__", None):
@@ -111,6 +113,10 @@ def list_methods(pattern: str = "*") -> dict[str, MethodInfo]:
 
 def get_method(name: str) -> type[Method]:
     """The class of a method, by id, composition or alias; ``cat`` and ``tokentm.…`` resolve too."""
+    if not isinstance(name, str):
+        raise VitrailError(
+            f"a method is one name, such as 'gen_att', but got {name!r}: for several, call once for each."
+        )
     base, dot, aggregation = name.strip().lower().partition(".")
     if dot and not aggregation:
         raise VitrailError(f"{name!r} ends with a dot: expected an aggregation after it, as in {base}.plus.")

@@ -47,10 +47,14 @@ def _drawn(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(check_seed(seed)))
 
 
-def even_counts(cells: int, steps: int) -> list[int]:
-    """How many cells are changed after each step, from none to all."""
+def check_steps(steps: int) -> None:
     if steps < 1:
         raise VitrailError(f"steps must be at least 1, but got {steps}.")
+
+
+def even_counts(cells: int, steps: int) -> list[int]:
+    """How many cells are changed after each step, from none to all."""
+    check_steps(steps)
     steps = min(steps, cells)
     return [step * cells // steps for step in range(steps + 1)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +79,28 @@ def measure(
             return chosen.measure(method, cases)
         assert isinstance(chosen, MapMetric)
         return [scored[0] for scored in together([asked_all([chosen], case) for case in cases])]
+
+
+def measure_alone(
+    metric: str, view: View, pixels: Tensor, found: Tensor, target: int, extras: Mapping[str, float]
+) -> Scored:
+    """Measures one map (h, w) of one image (3, H, W) by what is known without annotations or explaining again."""
+    chosen = chosen_metric(metric, {})
+    if not isinstance(chosen, MapMetric):
+        raise VitrailError(
+            f"{chosen.info.name} explains again, which score() does not: use vitrail.metrics.measure(…, method=) or "
+            "vitrail.evaluate."
+        )
+    with torch.inference_mode(False):
+        (case,) = _cases(view, pixels, found, target, None, None, None, None, None)
+        case.extras = dict(extras)
+        lacking = case.lacks(chosen.info.needs)
+        if lacking:
+            raise VitrailError(
+                f"{chosen.info.name} needs {lacking}, which this explanation does not have: use "
+                "vitrail.metrics.measure or vitrail.evaluate where it is known."
+            )
+        return together([asked_all([chosen], case)])[0][0]
 
 
 def chosen_metric(metric: str | Metric, params: dict[str, Any]) -> Metric:

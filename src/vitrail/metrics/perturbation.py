@@ -19,6 +19,7 @@ from vitrail.metrics.curves import (
     Precision,
     Way,
     background,
+    check_steps,
     even_counts,
     pixel_curve,
     rise_background,
@@ -46,6 +47,10 @@ class Area(MapMetric):
     precision: Precision = "auto"
     protocol: AreaProtocol = "default"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_steps(self.steps)
+
     def curve(self, case: Case, way: Way) -> Asking[Tensor]:
         """(points,): the probabilities."""
         if self.baseline is not None and self.protocol in ("rise", "vit_cx"):
@@ -71,8 +76,6 @@ class Area(MapMetric):
         cells = case.size[0] * case.size[1]
         if self.protocol == "default":
             return even_counts(cells, self.steps)
-        if self.steps < 1:
-            raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
         step = math.ceil(cells / self.steps)
         if self.protocol == "tis":
             return [min(i * step, cells) for i in range(1, self.steps + 1)]
@@ -128,6 +131,10 @@ class Removal(MapMetric):
     protocol: Literal["default", "vtranm"] = "default"
 
     least_first: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_steps(self.steps)
 
     def points(self, case: Case) -> Asking[Tensor]:
         """(steps + 1, 3)."""

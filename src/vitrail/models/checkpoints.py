@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail.errors import VitrailError
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
+KEYS = tuple(sorted(WRAPPERS, key=lambda name: "dict" not in name))  # "model" last: it may hold a name
 PREFIXES = ("module.", "_orig_mod.", "model.")
 FOREIGN = re.compile(r"(?<=GLOBAL )[\w.]+|(?<=class )[\w.]+")  # in torch's refusal: the class the file would import
 
@@ -76,18 +77,32 @@ def _reason(error: Exception) -> str:
     return text.splitlines()[0].rstrip(".")
 
 
+def _is_pickled(path: Path) -> bool:
+    """Whether it begins as torch's files do; the unpickler takes words of a plain text for commands."""
+    with path.open("rb") as file:
+        return file.read(2).startswith((b"PK", b"\x80"))
+
+
+def _conversion(path: Path) -> str:
+    """Code that keeps the weights alone, whether the file holds them bare, under a usual key or in a whole model."""
+    return (
+        f"  held = torch.load({str(path)!r}, weights_only=False)\n"
+        f"  if isinstance(held, dict): held = next((held[key] for key in {KEYS} if key in held), held)\n"
+        f"  torch.save(held.state_dict() if hasattr(held, 'state_dict') else held, 'weights.pth')"
+    )
+
+
 def _read_torch(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch comments on the pickle protocol of files it then refuses
             values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files make the unpickler raise almost anything
-        if isinstance(error, pickle.UnpicklingError) and (found := FOREIGN.search(str(error))):
+        found = FOREIGN.search(str(error)) if isinstance(error, pickle.UnpicklingError) and _is_pickled(path) else None
+        if found:
             raise VitrailError(
                 f"{path} holds pickled Python objects besides its tensors ({found[0]}), which vitrail does not run. If "
-                f"you trust it, convert it once and give the new file:\n"
-                f"  state = torch.load({str(path)!r}, weights_only=False)['state_dict']\n"
-                f"  torch.save(state, 'weights.pth')"
+                f"you trust it, convert it once and give the new file:\n{_conversion(path)}"
             ) from None
         raise VitrailError(f"{path} is not a readable torch checkpoint: {_reason(error)}.") from None
     if isinstance(values, Mapping):

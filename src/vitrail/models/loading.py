@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from vitrail.models.wrapping import as_pair, wrap
 from vitrail.preprocessing import Preprocess
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+FOLDERS = (".", "/", "~")  # how a folder begins where a name of the hub could stand
+UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")  # in Python's refusal of an argument
 
 
 @torch.inference_mode(False)  # weights made in inference mode could never be explained by gradients
@@ -109,7 +112,7 @@ class Request:
         elif labels is not None:
             labels = dict(labels) if isinstance(labels, Mapping) else list(labels)
         given = {
-            "name": self.name or None,
+            "name": self._found_anywhere() or None,
             "checkpoint": None if self.checkpoint is None else str(Path(self.checkpoint).resolve()),
             "pretrained": self.pretrained,
             "num_classes": self.num_classes,
@@ -119,6 +122,13 @@ class Request:
             **self.model_args,
         }
         return {key: value for key, value in given.items() if value is not None}
+
+    def _found_anywhere(self) -> str:
+        """The name, a folder in it seen from the root."""
+        folder = self.name.removeprefix("hf:")
+        if self.name.startswith("hf:") and folder.startswith(FOLDERS):
+            return f"hf:{Path(folder).expanduser().resolve()}"
+        return self.name
 
     def refuse_for_embedded(self) -> None:
         given = sorted(set(self.spec()) - {"name"})
@@ -258,7 +268,7 @@ def _quiet_transformers(local: bool) -> Iterator[None]:
 
 
 def _huggingface_source(name: str) -> str:
-    if not name.startswith((".", "/", "~")):
+    if not name.startswith(FOLDERS):
         return name
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
@@ -272,6 +282,11 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
         with torch.random.fork_rng():  # modules draw their first weights from the global state, which is the user's
             return build()
     except Exception as error:
+        unknown = UNKNOWN.search(str(error)) if isinstance(error, TypeError) else None
+        if unknown:
+            raise VitrailError(
+                f"{name} takes no argument {unknown[1]!r}: check how it is spelt, or leave it out."
+            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise VitrailError(
             f"could not build {name} or get its weights: {reason[:300]}. If this machine is offline, give "

@@ -144,7 +144,7 @@ class View:
             if fits:
                 some = "; ".join(f"{i}: {self.labels[i]}" for i in fits[:6])
                 raise VitrailError(f"{target!r} fits {len(fits)} classes ({some}…): give a longer name or the number.")
-        close = difflib.get_close_matches(wanted, [part for parts in names for part in parts], n=4, cutoff=0.5)
+        close = _similar(wanted, [part for parts in names for part in parts])
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
 
@@ -162,3 +162,11 @@ class View:
         """Moves the model (in place, as torch does) and returns the view."""
         self.module.to(device=device, dtype=dtype)
         return self
+
+
+def _similar(wanted: str, names: Sequence[str]) -> list[str]:
+    """Names that contain the word, whole words first; else those spelled alike."""
+    inside = [name for name in dict.fromkeys(names) if wanted and wanted in name]
+    whole = re.compile(rf"\b{re.escape(wanted)}\b")
+    inside.sort(key=lambda name: whole.search(name) is None)
+    return inside[:4] or difflib.get_close_matches(wanted, names, n=4, cutoff=0.5)

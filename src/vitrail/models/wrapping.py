@@ -70,9 +70,14 @@ def wrap(
         adapter = _adapter(inner)
         size = _input_size(inner, adapter, img_size)
         describe = partial(adapter.describe, inner, size, head, pool)
-        _, channels, *patch = describe().embedding.weight.shape  # refuse now, not at the first call
+        width, channels, *patch = describe().embedding.weight.shape  # refuse now, not at the first call
         if channels != 3:
             raise refuse(inner, f"it takes {channels} colour channels; only RGB models can be explained")
+        if head is not None and head.in_features != width:
+            raise VitrailError(
+                f"head= takes {head.in_features} numbers, but {name} gives {width} per token: expected "
+                f"nn.Linear({width}, {head.out_features})."
+            )
         preprocessing = _whole_patches(_preprocess(inner, size, mean, std, processor), patch)
         view = ViT(inner, name, preprocessing, describe=describe)
     view.labels = _labels(view, labels)
@@ -94,10 +99,9 @@ def _adapter(module: nn.Module) -> ModuleType:
 
 
 def _name(module: Any) -> str:
-    if timm.is_timm(module):
+    if timm.is_timm(module):  # without the tag of its pretrained weights: a module need not have these
         config = getattr(module, "pretrained_cfg", None) or {}
-        tag = config.get("tag")
-        return ".".join(filter(None, [config.get("architecture"), tag])) or type(module).__name__
+        return config.get("architecture") or type(module).__name__
     if huggingface.is_huggingface(module):
         return module.config.name_or_path or type(module).__name__
     return type(module).__name__
