@@ -224,7 +224,7 @@ class Work:
                 for place in places:
                     cases, seconds = self._explain(self.tasks[place].method, pixels, known)
                     if check:
-                        self.check_apply(_of_maps(self.tasks[place]), cases)
+                        check_apply(_of_maps(self.tasks[place]), cases)
                     found[place] = cases, seconds + (trace.taken() / len(known) if trace else 0)
         return [found[place] for place in range(len(self.tasks))]
 
@@ -239,14 +239,16 @@ class Work:
         ]
         return cases, seconds
 
-    def check_apply(self, metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
-        for metric in metrics:
-            lacking = [case.lacks(metric.info.needs) for case in cases]
-            if all(lacking) and metric.info.needs not in ("completeness", "objects"):  # which not every image has
-                raise VitrailError(
-                    f"{metric.info.name} needs {lacking[0]}, which none of the first {len(cases)} images offers: leave "
-                    "the metric out, or use data (or a model) that has it."
-                )
+
+def check_apply(metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
+    """Refuses a metric that none of the first images can be measured by."""
+    for metric in metrics:
+        lacking = [case.lacks(metric.info.needs) for case in cases]
+        if all(lacking) and metric.info.needs not in ("completeness", "objects"):  # which not every image has
+            raise VitrailError(
+                f"{metric.info.name} needs {lacking[0]}, which none of the first {len(cases)} images offers: leave the "
+                "metric out, or use data (or a model) that has it."
+            )
 
 
 def _of_maps(task: Task) -> list[MapMetric]:

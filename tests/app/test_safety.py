@@ -252,7 +252,9 @@ def test_an_address_that_cannot_be_opened_is_not_printed(host: str) -> None:
     try:
         bound = bind(settings)
     except VitrailError:
-        pytest.skip("this machine has no such addresses")
+        if host != "::":
+            raise
+        pytest.skip("this machine has no IPv6")
     with bound:
         told = urlsplit(address(settings, bound))
     assert told.hostname not in (None, "", "0.0.0.0", "::")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vitrail.bench.plan import METRICS
-from vitrail.evaluating import Work
+from vitrail.evaluating import check_apply
 from vitrail.metrics.annotations import annotated, own_class
 from vitrail.metrics.base import Case, MapMetric
 from vitrail.metrics.calls import split_call
@@ -40,7 +40,7 @@ def check_metrics_apply(run: ModelRun) -> None:
             continue
         lacking = [one for one in lacking if cases[-1].lacks(one.info.needs)]
     if cases:
-        Work(run.view, (), run.explained, run.remap).check_apply(lacking, cases)
+        check_apply(lacking, cases)
 
 
 def _case(run: ModelRun, place: int) -> Case:

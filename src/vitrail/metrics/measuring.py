@@ -92,7 +92,7 @@ def measure_alone(
             "vitrail.evaluate."
         )
     with torch.inference_mode(False):
-        (case,) = _cases(view, pixels, found, target, None, None, None, None, None)
+        (case,) = _cases(view, pixels, found, target)
         case.extras = dict(extras)
         lacking = case.lacks(chosen.info.needs)
         if lacking:
@@ -128,11 +128,11 @@ def _cases(
     images: Tensor,
     maps: Tensor,
     target: Targets,
-    label: Targets,
-    masks: Tensor | None,
-    boxes: Sequence[Sequence[Box]] | None,
-    others: Tensor | None,
-    ignore: Tensor | None,
+    label: Targets = None,
+    masks: Tensor | None = None,
+    boxes: Sequence[Sequence[Box]] | None = None,
+    others: Tensor | None = None,
+    ignore: Tensor | None = None,
 ) -> list[Case]:
     for name, tensor in (("images", images), ("maps", maps)):
         if not isinstance(tensor, Tensor):
