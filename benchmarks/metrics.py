@@ -17,7 +17,7 @@ from timing import best
 
 import vitrail
 from vitrail.data import Scenes
-from vitrail.engine.scoring import together
+from vitrail.engine.scheduler import together
 from vitrail.metrics import Case, build_metric
 from vitrail.metrics.base import asked_all
 from vitrail.models.vit import ViT

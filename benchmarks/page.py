@@ -80,7 +80,7 @@ def photograph(number: int) -> bytes:
 
 @contextmanager
 def server(threads: int) -> Iterator[str]:
-    command = [sys.executable, "-m", "vitrail.cli", "serve", "--port", "0", "--model", "photo"]
+    command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0", "--model", "photo"]
     command += ["--threads", str(threads)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 import vitrail
+from vitrail.calls import split_call, split_list
 from vitrail.data import Scenes
 from vitrail.methods.registry import build_method
-from vitrail.metrics.calls import split_call, split_list
 
 
 def main() -> None:

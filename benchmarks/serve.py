@@ -73,7 +73,7 @@ def photographs(count: int) -> Iterator[bytes]:
 @contextmanager
 def server(models: list[str], cache: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     named = [part for name in models for part in ("--model", name)]
-    command = [sys.executable, "-m", "vitrail.cli", "serve", "--port", "0", "--cache-mb", str(cache), *named]
+    command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0", "--cache-mb", str(cache), *named]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = next(line for line in process.stdout if "http://" in line)

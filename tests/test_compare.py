@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from vitrail.cli import main
-from vitrail.commands.compare import choose
+from vitrail.api import explain_each
+from vitrail.cli.compare import choose
+from vitrail.cli.program import main
 from vitrail.data import Scenes
-from vitrail.explaining import explain_each
 from vitrail.explanation import Explanation
 from vitrail.methods.base import Method
 from vitrail.models.loading import load
@@ -56,7 +56,7 @@ def test_calls_as_tables_print_them_and_every_method_once(
 ) -> None:
     captions: list[str] = []
     monkeypatch.setattr(
-        "vitrail.commands.compare.contact_sheet",
+        "vitrail.cli.compare.contact_sheet",
         lambda cells, width: captions.extend(text for _, text in cells) or contact_sheet(cells, width),  # type: ignore[func-returns-value]
     )
     code, said = compare("--methods", "gen_att(rule=frozen),gen_att,chefer2,rise(masks=8, seed=1)")
@@ -82,7 +82,7 @@ def test_ctrl_c_keeps_the_maps_that_are_done(compare: Run, tmp_path: Path, monke
             raise KeyboardInterrupt
         return explain_each(method, *given)
 
-    monkeypatch.setattr("vitrail.commands.compare.explain_each", stopped)
+    monkeypatch.setattr("vitrail.cli.compare.explain_each", stopped)
     code, said = compare("--methods", "decompx,gen_att,rollout", "--targets", "0,1")
     assert code == 130
     assert "Stopped: 3 of 6 maps → " in said
@@ -98,7 +98,7 @@ def test_ctrl_c_before_the_first_map_writes_nothing(
     def stopped(*given: Any) -> Iterator[Explanation]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitrail.commands.compare.explain_each", stopped)
+    monkeypatch.setattr("vitrail.cli.compare.explain_each", stopped)
     assert compare("--methods", "decompx")[0] == 130
     assert not (tmp_path / "vitrail-out").exists()
 

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 
 import vitrail
 from vitrail.bench.plan import Plan
-from vitrail.cli import app
+from vitrail.cli.program import app
 from vitrail.methods import registry
 from vitrail.metrics import base as metrics_base
 
@@ -235,7 +235,7 @@ def test_plans_are_plans(page: Path) -> None:
 
 @cache
 def tables() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "tables.py")
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
@@ -248,12 +248,12 @@ def test_tables_are_current(page: Path) -> None:
     found = list(tables().BLOCK.finditer(page.read_text(encoding="utf-8")))
     assert found
     for block in found:
-        assert block[0] == f"{block[1]}\n{tables().TABLES[block[2]]()}\n{block[3]}", "run python docs/tables.py"
+        assert block[0] == f"{block[1]}\n{tables().TABLES[block[2]]()}\n{block[3]}", "run python tools/tables.py"
 
 
 def test_costs_cover_the_results() -> None:
     numbers = {name for name, _, metric in tables().results() if metric == tables().QUALITY}
-    assert numbers == set(tables().costs()), "run python docs/costs.py"
+    assert numbers == set(tables().costs()), "run python tools/costs.py"
 
 
 @pytest.mark.parametrize("name", [name for name in vitrail.list_methods() if "." not in name and name != "random"])

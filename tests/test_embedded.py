@@ -124,7 +124,7 @@ def test_explains_offline_without_cache_or_home(tmp_path: Path) -> None:
         "HF_HOME": str(empty),
         "TORCH_HOME": str(empty),
     }
-    command = [sys.executable, "-c", "from vitrail.cli import main; main()", "explain", "photo.jpg"]
+    command = [sys.executable, "-c", "from vitrail.cli.program import main; main()", "explain", "photo.jpg"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Model photo" in done.stdout

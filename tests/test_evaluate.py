@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 import vitrail
 from vitrail import VitrailError
-from vitrail.cli import app
+from vitrail.cli.program import app
 from vitrail.data import Example, InMemory, Object, Scenes
+from vitrail.data.annotations import annotated, class_map, own_class
 from vitrail.metrics import build_metric, measure, summarise
-from vitrail.metrics.annotations import annotated, class_map, own_class, painted
+from vitrail.metrics.boxes import painted
 
 QUICK = ["insertion(steps=4)", "deletion(steps=4)", "pointing_game", "discriminativity", "token_deletion_accuracy"]
 
@@ -201,7 +202,7 @@ def test_reduced_precision_hardly_moves_areas(view, monkeypatch: pytest.MonkeyPa
     """What a GPU does by default, forced on the CPU."""
     arguments = (view, "scenes:4", "gen_att", "insertion(steps=16),token_deletion_aopc")
     exact = vitrail.evaluate(*arguments)["value"]
-    monkeypatch.setattr("vitrail.engine.scoring.gains", lambda view: True)
+    monkeypatch.setattr("vitrail.engine.scheduler.gains", lambda view: True)
     rounded = vitrail.evaluate(*arguments)["value"]
     assert 0 < (rounded - exact).abs().max() < 0.01
     full = vitrail.evaluate(view, "scenes:4", "gen_att", "insertion(steps=16, precision=full)")["value"]

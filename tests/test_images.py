@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail import images
+from vitrail.data import images
+from vitrail.data.images import MAX_PIXELS, image_files, image_hash, read_image
 from vitrail.errors import VitrailError
-from vitrail.images import MAX_PIXELS, image_files, image_hash, read_image
 
 RANDOM = np.random.default_rng(0)
 PHOTO = Image.fromarray(RANDOM.integers(0, 256, (5, 7, 3), dtype=np.uint8))

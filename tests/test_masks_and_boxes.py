@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vitrail.errors import VitrailError
-from vitrail.preprocessing import Preprocess
+from vitrail.models.preprocessing import Preprocess
 
 PREPROCESSES = {
     "crop": Preprocess((224, 224), crop_pct=0.875),

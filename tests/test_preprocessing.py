@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from vitrail.errors import VitrailError
-from vitrail.preprocessing import Preprocess
+from vitrail.models.preprocessing import Preprocess
 
 RANDOM = np.random.default_rng(0)
 SIZES = [(301, 257), (97, 133), (225, 224), (31, 150), (1, 1), (3, 40)]
@@ -163,7 +163,7 @@ def test_sampling_inside_the_crop_equals_scaling_the_whole(monkeypatch: pytest.M
     image = Image.fromarray(np.stack([np.tile(gradient, (40, 1))] * 3, axis=-1))
     preprocess = Preprocess((64, 64), fit="crop", crop_pct=0.9)
     whole = preprocess(image)
-    monkeypatch.setattr("vitrail.preprocessing._MAX_RESIZED_PIXELS", 1)
+    monkeypatch.setattr("vitrail.models.preprocessing._MAX_RESIZED_PIXELS", 1)
     assert (preprocess(image) - whole).abs().max() <= 1.01 / 255 / 0.224
 
 
@@ -191,7 +191,7 @@ def test_what_is_dropped_changes_nothing_else(preprocess: Preprocess, monkeypatc
     assert torch.equal(preprocess.mask(mask), whole.mask(mask)[:rows, :columns])
     assert torch.equal(preprocess.seen(whole(image)), preprocess(image))
     assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
-    monkeypatch.setattr("vitrail.preprocessing._MAX_RESIZED_PIXELS", 1)
+    monkeypatch.setattr("vitrail.models.preprocessing._MAX_RESIZED_PIXELS", 1)
     assert torch.equal(preprocess(image), whole(image)[:, :rows, :columns])
 
 

@@ -20,11 +20,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitrail.data.images import image_hash
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
-from vitrail.images import image_hash
+from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
-from vitrail.preprocessing import Preprocess
 from vitrail.show.colours import Scale
 from vitrail.show.figure import labelled, overlay
 from vitrail.show.heatmap import fit_to_image, min_max
@@ -76,7 +76,7 @@ class Explanation:
 
     def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
         """How good the map is, by metrics that need no more than the model and the image; kept with the explanation."""
-        from vitrail.metrics.calls import split_list
+        from vitrail.calls import split_list
         from vitrail.metrics.measuring import measure_alone
 
         if self.model is None:
@@ -91,7 +91,7 @@ class Explanation:
 
     def curve_picture(self) -> Image.Image:
         """The curves behind the scores."""
-        from vitrail.show.curves import curve_picture
+        from vitrail.show.plots import curve_picture
 
         if not self.curves:
             raise VitrailError("there are no curves yet: call score() first.")
@@ -129,7 +129,7 @@ class Explanation:
     @property
     def call(self) -> str:
         """The method with the parameters that are not at their default: ``rise(masks=32)``."""
-        from vitrail.metrics.calls import join_call
+        from vitrail.calls import join_call
 
         kind = self._kind()
         usual = {} if kind is None else kind.parameters()
@@ -280,7 +280,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _find_image(saved: Mapping[str, Any], given: Any, path: Path) -> Image.Image:
-    from vitrail.images import read_image
+    from vitrail.data.images import read_image
 
     if given is None and saved["path"] is None:
         raise VitrailError(f"{path} was made from an image in memory: give it as image=.")
@@ -315,7 +315,7 @@ def _steps(saved: Mapping[str, Any]) -> Preprocess:
 
 
 def _find_model(saved: Mapping[str, Any], given: View | nn.Module | str | None, path: Path, check: bool) -> View | None:
-    from vitrail.explaining import as_view
+    from vitrail.api import as_view
 
     if given is None and not check:
         return None

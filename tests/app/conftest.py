@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.app.serving import Served, inner_server, subprocess_server
 
-from vitrail.app.settings import Settings
+from vitrail.app.server.settings import Settings
 
 
 @pytest.fixture(scope="session")

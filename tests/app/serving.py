@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 
-from vitrail.app.running import Server
-from vitrail.app.service import Service
-from vitrail.app.settings import Settings
-from vitrail.commands.serve import bind
+from vitrail.app.server.service import Service
+from vitrail.app.server.settings import Settings
+from vitrail.app.server.uvicorn_server import Server
+from vitrail.cli.serve import bind
 
 SAMPLES = Path(__file__).parents[2] / "src" / "vitrail" / "app" / "samples"
 PATIENCE = 120.0  # seconds after which a test gives up
@@ -71,7 +71,7 @@ def resident(pid: int) -> int:
 @contextmanager
 def subprocess_server(log: Path, *options: str, **environment: str) -> Iterator[Served]:
     """``vitrail serve`` as people start it, on a free port."""
-    command = [sys.executable, "-m", "vitrail.cli", "serve", "--port", "0", "--threads", "1", *options]
+    command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0", "--threads", "1", *options]
     with (
         log.open("w") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | environment) as it,

@@ -14,8 +14,8 @@ from PIL import Image
 from tests.app.serving import CAT, SAMPLES, Served, events, form, upload
 
 import vitrail
-from vitrail.app import schemas
-from vitrail.app.samples import CATALOGUE
+from vitrail.app.server import schemas
+from vitrail.app.server.samples import CATALOGUE
 from vitrail.models.view import View
 
 CAT_ID = hashlib.sha256(CAT).hexdigest()

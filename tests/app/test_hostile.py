@@ -12,10 +12,10 @@ from PIL import Image
 from tests.app.hostile import Hostile, all_uploads, photo, png, saved, zeros
 from tests.app.serving import CAT, Served, until, upload
 
-from vitrail.app.decoding import Decoder, decode
-from vitrail.app.errors import Refused
-from vitrail.app.settings import Settings
-from vitrail.images import read_image
+from vitrail.app.server.decoding import Decoder, decode
+from vitrail.app.server.errors import Refused
+from vitrail.app.server.settings import Settings
+from vitrail.data.images import read_image
 
 UPLOADS = all_uploads()
 CACHE = 256 * 2**20  # what the server may keep: three of them are large pictures, which stay for a while

@@ -18,12 +18,12 @@ import pytest
 from tests.app.hostile import photo, saved
 from tests.app.serving import PATIENCE, Served, events, form, until, upload
 
-from vitrail.app.bounded import Bounded
-from vitrail.app.dispatch import Dispatcher
-from vitrail.app.errors import Refused
-from vitrail.app.following import events as events_of
-from vitrail.app.jobs import Answer, Job, Jobs, State, Task
-from vitrail.app.settings import Settings
+from vitrail.app.server.bounded import Bounded
+from vitrail.app.server.dispatch import Dispatcher
+from vitrail.app.server.errors import Refused
+from vitrail.app.server.events import events as events_of
+from vitrail.app.server.jobs import Answer, Job, Jobs, State, Task
+from vitrail.app.server.settings import Settings
 
 
 def state(client: httpx.Client, job: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.app.pages import DESKTOP, PHONE, Heard, Visit, compare, explained, on_patch, page_state, shown_probability
 
-STATIC = files("vitrail.app") / "static"
+STATIC = files("vitrail.app") / "page"
 MOST_BYTES = 200_000
 METHODS = ["decompx.skipplus", "rollout", "grad_cam", "random"]
 

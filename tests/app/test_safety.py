@@ -20,11 +20,11 @@ from starlette.datastructures import Headers
 from tests.app.serving import CAT, Served, form, upload
 from typer.testing import CliRunner
 
-from vitrail.app.security import HEADERS, POLICY, Guard, check, name_of
-from vitrail.app.server import offers, pages, work
-from vitrail.app.settings import Settings
-from vitrail.cli import app as command
-from vitrail.commands.serve import address, bind, is_loopback, with_token
+from vitrail.app.server.application import offers, pages, work
+from vitrail.app.server.security import HEADERS, POLICY, Guard, check, name_of
+from vitrail.app.server.settings import Settings
+from vitrail.cli.program import app as command
+from vitrail.cli.serve import address, bind, is_loopback, with_token
 from vitrail.errors import VitrailError
 
 

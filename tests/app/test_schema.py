@@ -15,8 +15,8 @@ from schemathesis.checks import (
 )
 from tests.app.serving import Served
 
-from vitrail.app.server import create_app
-from vitrail.app.settings import Settings
+from vitrail.app.server.application import create_app
+from vitrail.app.server.settings import Settings
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 PATHS = create_app(Settings(), ["scenes"]).openapi()["paths"]

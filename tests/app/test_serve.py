@@ -16,7 +16,7 @@ from tests.app.serving import CAT, PATIENCE, events, form, subprocess_server, un
 from typer.testing import CliRunner
 
 import vitrail
-from vitrail.cli import app as command
+from vitrail.cli.program import app as command
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])

@@ -15,11 +15,12 @@ from tests import families
 from tests.app.serving import CAT
 
 import vitrail
-from vitrail.app import turn, work
-from vitrail.app.describing import describe_model, form, methods_of
-from vitrail.app.jobs import Cancelled
-from vitrail.app.plain import as_json
-from vitrail.commands.listing import describe_methods
+from vitrail.app.server import comparison as turn
+from vitrail.app.server import tasks as work
+from vitrail.app.server.catalogue import describe_model, form, methods_of
+from vitrail.app.server.encoding import as_json
+from vitrail.app.server.jobs import Cancelled
+from vitrail.cli.listing import describe_methods
 from vitrail.methods.registry import get_method, list_methods, supported_methods
 from vitrail.metrics import measure
 from vitrail.models.view import View

@@ -16,8 +16,8 @@ from torch import nn
 
 import vitrail
 from vitrail.bench.plan import ModelSpec
+from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
-from vitrail.preprocessing import Preprocess
 
 SIZE = (24, 18)  # of most pictures, (width, height)
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.store import Store
-from vitrail.metrics.calls import join_call, split_call
+from vitrail.calls import join_call, split_call
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 CURVES = {"insertion": 9, "deletion": 9, "token_deletion_accuracy": 10}

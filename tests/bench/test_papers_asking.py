@@ -18,20 +18,20 @@ from tests.bench.miniatures import make_data, stand_in
 from tests.helpers import batch, viewed
 
 import vitrail
-from vitrail.bench.animals import ZebraElephant
-from vitrail.bench.paper_cells import Cell, identity, read
-from vitrail.bench.paper_jobs import ask, hurried, read_model
-from vitrail.bench.paper_metrics import BINS, OWN, paper_metrics
-from vitrail.bench.papers import targets
 from vitrail.bench.plan import ModelSpec
-from vitrail.bench.reproduce import reproduce
-from vitrail.commands.reproduce import as_text, list_targets, parse_data, run, show_result, show_targets
+from vitrail.cli.reproduce import as_text, list_targets, parse_data, run, show_result, show_targets
 from vitrail.data import open_data
 from vitrail.data.imagenet import imagenet_classes
 from vitrail.errors import VitrailError
 from vitrail.methods.masking import patch_features, upsampled
 from vitrail.methods.registry import build_method
 from vitrail.metrics import list_metrics, measure
+from vitrail.papers.animals import ZebraElephant
+from vitrail.papers.catalogue import targets
+from vitrail.papers.cells import Cell, identity, read
+from vitrail.papers.jobs import ask, hurried, read_model
+from vitrail.papers.metrics import BINS, OWN, paper_metrics
+from vitrail.papers.reproduction import reproduce
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_list_of_positions_takes_the_place_of_a_draw(data: dict[str, str], tmp
     target = targets()["tis-figure4"]
     known = replace(target, data={"boxes": replace(target.data["boxes"], sha256=digest)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitrail.bench.papers.targets", lambda: {"tis-figure4": known})
+        patch.setattr("vitrail.papers.catalogue.targets", lambda: {"tis-figure4": known})
         again = reproduce("tis-figure4", given, images=2, out=tmp_path, quick=True, load=stand_in)
     assert "The list of positions is the paper’s own." in again.notes
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from vitrail.bench.claims import Values, judge
-from vitrail.bench.paper_cells import READINGS
-from vitrail.bench.paper_metrics import paper_metrics
-from vitrail.bench.papers import FOLDER, LAYER, Claim, Target, find_target, requirements, targets
+from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.methods.registry import get_method
 from vitrail.metrics.base import get_metric
-from vitrail.metrics.calls import split_call
+from vitrail.papers.catalogue import FOLDER, LAYER, Claim, Target, find_target, requirements, targets
+from vitrail.papers.cells import READINGS
+from vitrail.papers.claims import Values, judge
+from vitrail.papers.metrics import paper_metrics
 
 TARGETS = [
     *(f"tis-{n}" for n in "table1 table2 table3 table4 sparseness masks ratio figure3 figure4".split()),
@@ -116,7 +116,7 @@ def test_the_files_name_no_place_of_a_machine() -> None:
 def test_models_are_timms_and_their_preprocessing_is_valid() -> None:
     import timm
 
-    from vitrail.preprocessing import Preprocess
+    from vitrail.models.preprocessing import Preprocess
 
     for target in targets().values():
         for model in target.models.values():

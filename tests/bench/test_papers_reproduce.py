@@ -13,15 +13,15 @@ import pandas as pd
 import pytest
 from tests.bench.miniatures import DEPTH, certain, make_data, stand_in
 
-from vitrail.bench import papers
-from vitrail.bench.paper_cells import Cell, identity, metric_identity
-from vitrail.bench.paper_figures import _summary
-from vitrail.bench.paper_metrics import paper_metrics
-from vitrail.bench.papers import LAYER, Target, targets
-from vitrail.bench.reproduce import Result, reproduce
 from vitrail.bench.store import Store
-from vitrail.data.opening import data_name
+from vitrail.data.names import data_name
 from vitrail.methods import vit_cx
+from vitrail.papers import catalogue as papers
+from vitrail.papers.catalogue import LAYER, Target, targets
+from vitrail.papers.cells import Cell, identity, metric_identity
+from vitrail.papers.figures import _summary
+from vitrail.papers.metrics import paper_metrics
+from vitrail.papers.reproduction import Result, reproduce
 
 
 @pytest.fixture(scope="module")

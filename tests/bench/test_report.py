@@ -18,15 +18,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 from tests.bench.report_runs import START, Made, frame_of
 
-from vitrail.bench import figures, tables
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.reading import normal_call, read_results
-from vitrail.bench.report import FORMATS, report
 from vitrail.bench.run import run as bench
 from vitrail.bench.store import Store
-from vitrail.bench.summary import Summary, number, summarise_results
-from vitrail.commands.report import run
+from vitrail.cli.report import run
 from vitrail.errors import VitrailError
+from vitrail.report import figures, tables
+from vitrail.report.report import FORMATS, report
+from vitrail.report.rows import normal_call, read_results
+from vitrail.report.summary import Summary, number, summarise_results
 
 HOSTILE = r"$\input{x}$ & 100% #1_a {b} ~^ \ | `c` <b>*d*</b>"
 

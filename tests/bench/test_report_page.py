@@ -12,10 +12,10 @@ import torch
 from tests.bench.report_runs import Made
 from typer.testing import CliRunner
 
-from vitrail.bench.html import embedded_json
-from vitrail.bench.report import report
 from vitrail.bench.store import Store
-from vitrail.cli import app
+from vitrail.cli.program import app
+from vitrail.report.html import embedded_json
+from vitrail.report.report import report
 from vitrail.show.colours import Scale
 
 DESKTOP, PHONE = (1280, 900), (390, 844)
@@ -328,7 +328,7 @@ def test_a_run_without_pictures_still_tells_its_worst_cases(tmp_path: Path, open
 
 
 def test_a_gallery_is_limited_and_says_so(tmp_path: Path, open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.bench.gallery.IMAGES", 8)
+    monkeypatch.setattr("vitrail.report.gallery.IMAGES", 8)
     report([Made().write(tmp_path / "run")], tmp_path, ["html"])
     page = open_page(tmp_path / "report.html")
     assert "8 of 24 images" in page.inner_text("#gallery-note")
@@ -340,7 +340,7 @@ def test_a_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     report([folder], tmp_path, ["html"])
     whole = (tmp_path / "report.html").stat().st_size
     assert whole < 400_000
-    monkeypatch.setattr("vitrail.bench.gallery.LETTERS", 20_000)
+    monkeypatch.setattr("vitrail.report.gallery.LETTERS", 20_000)
     report([folder], tmp_path, ["html"])
     assert (tmp_path / "report.html").stat().st_size < whole - 40_000
 

@@ -10,7 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
-from vitrail.bench.compare import (
+from vitrail.metrics.base import get_metric
+from vitrail.metrics.statistics import interval, summarise
+from vitrail.report.gallery import worst_first
+from vitrail.report.statistics import (
     FEWEST_PAIRS,
     Sample,
     agreement_by_image,
@@ -19,9 +22,6 @@ from vitrail.bench.compare import (
     resampled_means,
     two_sided,
 )
-from vitrail.bench.gallery import worst_first
-from vitrail.metrics.base import get_metric
-from vitrail.metrics.statistics import interval, summarise
 
 
 def values(images: int = 40, methods: int = 4, missing: float = 0.0, seed: int = 0) -> np.ndarray:
@@ -70,7 +70,7 @@ def test_resampled_means_are_means_of_drawn_rows(monkeypatch: pytest.MonkeyPatch
     draws = np.random.default_rng(5).integers(17, size=(50, 17))
     expected = np.stack([found[own].mean(0) for own in draws])
     np.testing.assert_allclose(resampled_means(found, 50, seed=5), expected, atol=1e-12)
-    monkeypatch.setattr("vitrail.bench.compare._NUMBERS", 40)  # in chunks: the same
+    monkeypatch.setattr("vitrail.report.statistics._NUMBERS", 40)  # in chunks: the same
     np.testing.assert_allclose(resampled_means(found, 50, seed=5), expected, atol=1e-12)
 
 

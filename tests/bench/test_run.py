@@ -23,13 +23,13 @@ from vitrail import VitrailError
 from vitrail.bench import run as running
 from vitrail.bench.cluster import Shelf
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.reading import read_results
 from vitrail.bench.run import run
 from vitrail.bench.store import Store
-from vitrail.cli import app
-from vitrail.commands.bench import watch_run
-from vitrail.data.opening import data_name
+from vitrail.cli.bench import watch_run
+from vitrail.cli.program import app
+from vitrail.data.names import data_name
 from vitrail.methods import registry
+from vitrail.report.rows import read_results
 
 KILLS = 20
 
@@ -113,7 +113,7 @@ def test_two_commands_at_once_on_one_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["bench", "--data", "scenes:40", "--images", "24", "--methods", "tis(masks=256),random", "--metrics",
              "sparseness,insertion(steps=16)", "--target", "label", "--device", "cpu", "--out", str(out)]  # fmt: skip
-    command = [sys.executable, "-c", "from vitrail.cli import main; main()", *words]
+    command = [sys.executable, "-c", "from vitrail.cli.program import main; main()", *words]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
         for _ in range(2)

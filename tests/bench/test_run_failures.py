@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 import vitrail
 from vitrail import VitrailError
 from vitrail.bench import run as running
-from vitrail.bench.applying import check_metrics_apply
+from vitrail.bench.applicability import check_metrics_apply
 from vitrail.bench.plan import METRICS
-from vitrail.bench.reading import read_results
 from vitrail.bench.run import ModelRun, Outcome, run
 from vitrail.bench.store import Store
-from vitrail.cli import app, main
+from vitrail.cli.program import app, main
 from vitrail.data import SceneData, Scenes
 from vitrail.data.base import Example
 from vitrail.methods import registry
+from vitrail.report.rows import read_results
 
 
 def test_what_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests import families
 from tests.command_line.given import LABELS, Run, Said, noise
 
-from vitrail.cli import main
+from vitrail.cli.program import main
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from tests import families
 from tests.command_line.given import Run, left, one_line
 
-from vitrail.cli import main
+from vitrail.cli.program import main
 
 # What is wrong is told in one line, and nothing is left behind
 
@@ -116,7 +116,7 @@ def test_a_bug_is_told_without_a_traceback(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("oh no")
 
-    monkeypatch.setattr("vitrail.commands.explain.introduce", broken)
+    monkeypatch.setattr("vitrail.cli.explain.introduce", broken)
     assert "ZeroDivisionError: oh no" in one_line(vit("explain", photo, *tiny))
     monkeypatch.setenv("VITRAIL_TRACEBACK", "1")
     monkeypatch.setattr(sys, "argv", ["vitrail", "explain", str(photo), *tiny])

@@ -14,7 +14,7 @@ from tests import families
 from tests.command_line.given import OVERVIEW, Run, noise, one_line, written
 
 import vitrail
-from vitrail.commands.outputs import LONGEST, join_parts, params_part
+from vitrail.cli.outputs import LONGEST, join_parts, params_part
 
 # explain
 
@@ -204,5 +204,5 @@ def test_a_checkpoint_with_labels(vit: Run, photo: Path, place: Path, monkeypatc
 
 def test_a_long_run_says_how_long(vit: Run, tiny: list[str], photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "about" not in vit("explain", photo, *tiny).out
-    monkeypatch.setattr("vitrail.commands.explain.LONG", 0.0)
+    monkeypatch.setattr("vitrail.cli.explain.LONG", 0.0)
     assert "1 × decompx.skipplus: about 0 s" in vit("explain", photo, *tiny).out

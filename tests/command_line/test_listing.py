@@ -69,7 +69,7 @@ def test_a_method_that_swin_does_not_support(vit: Run, models: Path, photo: Path
 
 
 def test_help_is_true(vit: Run) -> None:
-    from vitrail.explaining import default_method
+    from vitrail.api import default_method
 
     said = vit("explain", "--help")
     assert said.code == 0

@@ -15,22 +15,22 @@ import pytest
 from tests.command_line.given import OVERVIEW, left, noise, written
 
 import vitrail
-from vitrail.cli import main
+from vitrail.cli.program import main
 
 # As a program
 
 
 def program(*arguments: Any) -> list[str]:
-    return [sys.executable, "-c", "from vitrail.cli import main; main()", *map(str, arguments)]
+    return [sys.executable, "-c", "from vitrail.cli.program import main; main()", *map(str, arguments)]
 
 
 HEAVY = "{'torch', 'timm', 'numpy', 'PIL', 'matplotlib', 'pandas', 'transformers', 'scipy'}"
 
 
-@pytest.mark.parametrize("start", ["import vitrail", "vitrail.cli.main()"])
+@pytest.mark.parametrize("start", ["import vitrail", "vitrail.cli.program.main()"])
 def test_starting_is_quick(start: str) -> None:
     code = f"import sys, atexit\natexit.register(lambda: print('heavy:', sorted({HEAVY} & set(sys.modules))))\n"
-    code += "sys.argv = ['vitrail', '--help']\nimport vitrail.cli\n" if "cli" in start else ""
+    code += "sys.argv = ['vitrail', '--help']\nimport vitrail.cli.program\n" if "cli" in start else ""
     done = subprocess.run([sys.executable, "-c", code + start], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "heavy: []"
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from tests.data.layouts import picture
 
-from vitrail.data.pictures import clipped, read_picture
+from vitrail.data.orientation import clipped, read_picture
 from vitrail.errors import VitrailError
 
 

@@ -8,10 +8,10 @@ from tests.families import FAMILIES
 from tests.helpers import batch, random_keep, relative, viewed
 from torch import Tensor
 
-from vitrail.engine.ops import Walk
-from vitrail.engine.rules import Plain
+from vitrail.core.operations import Walk
+from vitrail.core.parts import Linear
+from vitrail.core.rules import Plain
 from vitrail.engine.trace import trace
-from vitrail.models.parts import Linear
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.prefix])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.engine.noise import noise
-from vitrail.engine.scoring import Pictures, Scorer, score
+from vitrail.engine.scheduler import Pictures, Scorer, score
 from vitrail.methods.registry import build_method, get_method
 from vitrail.progress import watched
 
@@ -27,7 +27,7 @@ def explained(name: str, method: str, **params: Any) -> Tensor:
 def test_chunks_do_not_change_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     for method, params in (("tis", {"masks": 20}), ("vit_cx", {}), ("rise", {"masks": 20}), ("atman", {})):
         whole = explained("timm_vit", method, **params)
-        monkeypatch.setattr("vitrail.engine.scoring.CPU_CHUNK", 3)
+        monkeypatch.setattr("vitrail.engine.scheduler.CPU_CHUNK", 3)
         assert relative(explained("timm_vit", method, **params), whole) < 1e-9
         monkeypatch.undo()
 
@@ -46,7 +46,7 @@ def test_running_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.
     (found,) = score([request], chunks)
     assert max(asked) > 5 >= max(chunks)
     assert len(found) == 40
-    monkeypatch.setattr("vitrail.engine.scoring.CPU_CHUNK", 1)
+    monkeypatch.setattr("vitrail.engine.scheduler.CPU_CHUNK", 1)
     assert relative(found, score([request])[0]) < 1e-9
 
 
@@ -57,7 +57,7 @@ QUICK = {"tis": {"masks": 40}, "vit_cx": {}, "rise": {"masks": 60}, "score_cam":
 @pytest.mark.parametrize("method", QUICK)
 def test_images_explained_together_are_those_explained_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that straddle images, and images that ask for different numbers of variants."""
-    monkeypatch.setattr("vitrail.engine.scoring.CPU_CHUNK", 7)
+    monkeypatch.setattr("vitrail.engine.scheduler.CPU_CHUNK", 7)
     chosen = build_method(method, viewed("timm_vit")[2], **QUICK[method])
     images, targets = batch("timm_vit"), torch.tensor([0, 3, 1])
     whole = chosen.explain(images, targets)
@@ -72,7 +72,7 @@ def test_reduced_precision_keeps_head_and_logits_full(name: str, monkeypatch: py
     view, image = viewed(name, torch.float32)[2], batch(name, 4, torch.float32)
     request = Pictures(view=view, count=4, length=9, about=(0,), reduced=True, make=lambda part: image[part])
     exact = score([request])[0]
-    monkeypatch.setattr("vitrail.engine.scoring.gains", lambda view: True)
+    monkeypatch.setattr("vitrail.engine.scheduler.gains", lambda view: True)
     rounded = score([request])[0]
     assert rounded.dtype == torch.float32
     assert not torch.equal(rounded, rounded.bfloat16().float()), "logits must not be rounded to bf16"
@@ -88,20 +88,20 @@ def test_ranks_bear_reduced_precision(method: str, monkeypatch: pytest.MonkeyPat
     full = build_method(method, view, precision="full", **params).attribute(pixels)
     exact = build_method(method, view, **params).attribute(pixels)
     assert torch.equal(full, exact), "a CPU always scores in full precision"
-    monkeypatch.setattr("vitrail.engine.scoring.gains", lambda view: True)
+    monkeypatch.setattr("vitrail.engine.scheduler.gains", lambda view: True)
     rounded = build_method(method, view, **params).attribute(pixels)
     assert not torch.equal(rounded, exact)
     assert spearmanr(rounded.flatten(), exact.flatten()).statistic > 0.999
 
 
 def test_small_differences_are_never_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.engine.scoring.gains", lambda view: True)
+    monkeypatch.setattr("vitrail.engine.scheduler.gains", lambda view: True)
     view, image = viewed("timm_vit", torch.float32)[2], batch("timm_vit", 1, torch.float32)
     for method in ("occlusion", "kernel_shap", "atman", "hsic"):
         found = build_method(method, view).attribute(image, TARGET)
         monkeypatch.undo()
         assert torch.equal(found, build_method(method, view).attribute(image, TARGET))
-        monkeypatch.setattr("vitrail.engine.scoring.gains", lambda view: True)
+        monkeypatch.setattr("vitrail.engine.scheduler.gains", lambda view: True)
 
 
 @pytest.mark.parametrize(("method", "params", "asked"), [

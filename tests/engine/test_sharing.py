@@ -12,7 +12,7 @@ import vitrail
 from vitrail.engine import trace as tracing
 from vitrail.engine.sharing import Wish, current, shared, united
 from vitrail.engine.trace import trace
-from vitrail.evaluating import common_wishes
+from vitrail.evaluation import common_wishes
 from vitrail.methods.registry import build_method, supported_methods
 
 # They trace, but with a rule of their own, single images, or what no other method reads.

@@ -11,7 +11,7 @@ from tests.oracles.decompx import decompose
 from torch import Tensor
 
 from vitrail import VitrailError
-from vitrail.engine.rules import RULES, activation_gate, get_rule
+from vitrail.core.rules import RULES, activation_gate, get_rule
 from vitrail.engine.trace import Trace, trace
 
 TARGET = torch.tensor([0, 3, 1])

@@ -11,13 +11,13 @@ from tests.oracles import gradients as literal
 
 import vitrail
 from vitrail import VitrailError
-from vitrail.engine.lrp import AlphaBeta, PublishedAlphaBeta
-from vitrail.engine.ops import Walk
+from vitrail.core.lrp import AlphaBeta, PublishedAlphaBeta
+from vitrail.core.operations import Walk
 from vitrail.engine.trace import trace
 from vitrail.methods.decomposition import Alti
 from vitrail.methods.markov import BidirectionalHead, Tam
 from vitrail.methods.registry import ALIASES, build_method, get_method, list_methods
-from vitrail.methods.transformation import VTranM
+from vitrail.methods.vtranm import VTranM
 
 TARGET = torch.tensor([0, 3, 1])
 SOME = ["timm_vit", "timm_vit_avg", "timm_deit_distilled", "timm_dinov2_reg4", "timm_siglip", "timm_beit", "hf_dinov2"]
@@ -68,7 +68,7 @@ def test_relevance_stays_one_through_the_blocks(name: str) -> None:
 
 
 def test_relevance_of_one_linear_layer_in_closed_form() -> None:
-    from vitrail.models.parts import Linear
+    from vitrail.core.parts import Linear
 
     torch.manual_seed(0)
     x, weight = torch.randn(2, 5, 4, dtype=DOUBLE, requires_grad=True), torch.randn(3, 4, dtype=DOUBLE)
@@ -176,7 +176,7 @@ def test_frozen_full_grad_is_complete(name: str) -> None:
 def test_epsilon_lrp_goes_to_gradient_x_input_of_the_frozen_network() -> None:
     view, images = viewed("timm_vit")[2], batch("timm_vit")
     pixels = images.clone().requires_grad_()
-    from vitrail.engine.rules import Frozen
+    from vitrail.core.rules import Frozen
 
     walk = Walk(view.architecture(), Frozen())
     y = walk.encode(walk.embed(pixels)).gather(1, TARGET[:, None]).sum()

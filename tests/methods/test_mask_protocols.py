@@ -18,7 +18,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail import VitrailError
-from vitrail.engine.scoring import Pictures
+from vitrail.engine.scheduler import Pictures
 from vitrail.methods.masking import drawn, patch_features
 from vitrail.methods.occlusion import SmoothMasks
 from vitrail.methods.pami import segmentations

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail import VitrailError
 from vitrail.engine.kmeans import assign, kmeans, lloyd
-from vitrail.engine.scoring import Subsets
+from vitrail.engine.scheduler import Subsets
 from vitrail.methods.masking import drawn, patch_features
 from vitrail.methods.occlusion import SmoothMasks
 from vitrail.methods.pami import segmentations, shifted

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail import VitrailError
+from vitrail.calls import join_call, split_call, split_list
 from vitrail.metrics import build_metric, list_metrics
-from vitrail.metrics.calls import join_call, split_call, split_list
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}(\.[a-z_]{1,6})?", fullmatch=True)
 KEYS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)

@@ -14,13 +14,13 @@ from tests.helpers import DOUBLE
 from tests.metrics.common import CLOSE, PIXEL_KINDS, TOKEN_KINDS, Bench, a_map, background, bench, on_input, tied
 from torch import Tensor
 
-import vitrail.engine.scoring
-from vitrail.engine.scoring import together
+import vitrail.engine.scheduler
+from vitrail.engine.maps import enlarged
+from vitrail.engine.scheduler import together
 from vitrail.methods.registry import build_method, list_methods
 from vitrail.metrics import Scored, build_metric, list_metrics, measure
 from vitrail.metrics.base import asked_all
 from vitrail.metrics.curves import _drawn, ranks
-from vitrail.metrics.enlarging import enlarged
 
 SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "one_output", "timm_swin"]
 CURVES = [name for name, info in list_metrics().items() if info.family in ("perturbation", "token masking")]
@@ -133,7 +133,7 @@ def test_batched_is_one_by_one_whatever_the_chunk(metric: str, name: str, monkey
     maps, targets = of.maps(TOKEN_KINDS), [0, 3]
     whole = measure(metric, of.view, of.images, maps, targets, **steps)
     for chunk in (1, 3):
-        monkeypatch.setattr(vitrail.engine.scoring, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(vitrail.engine.scheduler, "CPU_CHUNK", chunk)
         parts = measure(metric, of.view, of.images, maps, targets, **steps)
         assert np.allclose(values(parts), values(whole), rtol=0, atol=CLOSE)
     for i in range(2):
@@ -167,7 +167,7 @@ def test_a_target_is_the_predicted_class_where_none_is_given() -> None:
 @contextmanager
 def counted(of: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many images, and how many sets of patches, went through the model."""
-    seen, whole, subsets = [], of.view.logits, vitrail.engine.scoring.Subsets.logits
+    seen, whole, subsets = [], of.view.logits, vitrail.engine.scheduler.Subsets.logits
 
     def logits(images: Tensor) -> Tensor:
         seen.append(len(images))
@@ -179,7 +179,7 @@ def counted(of: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(of.view, "logits", logits)
-        patch.setattr(vitrail.engine.scoring.Subsets, "logits", masked)
+        patch.setattr(vitrail.engine.scheduler.Subsets, "logits", masked)
         yield seen
 
 
@@ -239,13 +239,13 @@ def test_a_map_measured_twice_is_not_changed() -> None:
 def test_all_curves_of_an_image_are_asked_for_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     of = bench("timm_vit_gap")
     rounds: list[list[int]] = []
-    score = vitrail.engine.scoring.score
+    score = vitrail.engine.scheduler.score
 
     def spy(requests: list[Any], chunks: Any = None) -> list[Tensor]:
         rounds.append([request.count for request in requests])
         return score(requests, chunks)
 
-    monkeypatch.setattr(vitrail.engine.scoring, "score", spy)
+    monkeypatch.setattr(vitrail.engine.scheduler, "score", spy)
     names = ("insertion", "deletion", "insertion_minus_deletion", "aopc", "log_odds", "positive_auc", "negative_auc")
     metrics = [build_metric(name, steps=4) for name in names] + [build_metric("token_deletion_aopc")]
     (found,) = together([asked_all(metrics, of.case(of.maps(["tokens"])[0]))])  # type: ignore[list-item]

@@ -16,8 +16,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision, binary_jaccard_index
 
 from vitrail.metrics import build_metric, list_metrics, measure
-from vitrail.metrics.annotations import painted
-from vitrail.metrics.boxes import box_above, iou
+from vitrail.metrics.boxes import box_above, iou, painted
 from vitrail.metrics.localization import average_precision
 
 KINDS = (*PIXEL_KINDS, *TOKEN_KINDS, "constant", "peak")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import vitrail
-from vitrail.engine.scoring import together
+from vitrail.engine.scheduler import together
 from vitrail.methods.registry import build_method
 from vitrail.metrics import build_metric, list_metrics, measure
 from vitrail.metrics.base import asked_all

@@ -191,7 +191,8 @@ def test_contact_sheets_stay_small() -> None:
 
 def test_drawing_touches_no_global_state_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys, torch; from PIL import Image; import vitrail.preprocessing, vitrail.images, vitrail.files;"
+        "import sys, torch; from PIL import Image; import vitrail.models.preprocessing, vitrail.data.images;"
+        "import vitrail.files;"
         "import vitrail.show.figure as f;"
         "heavy = {'matplotlib', 'timm', 'torchvision', 'transformers'} & set(sys.modules); assert not heavy, heavy;"
         "f.labelled(f.overlay(Image.new('RGB', (9, 9)), torch.randn(9, 9)), 'a', 'b');"

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from vitrail.errors import VitrailError
-from vitrail.preprocessing import Preprocess
+from vitrail.models.preprocessing import Preprocess
 from vitrail.show.heatmap import fit_to_image, min_max
 
 MAP = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))

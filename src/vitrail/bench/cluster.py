@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.bench.applying import check_metrics_apply
+from vitrail.bench.applicability import check_metrics_apply
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Loader, ModelRun, Outcome, Step, load_model, open_plan_data
 from vitrail.bench.store import Store, environment

@@ -9,9 +9,9 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vitrail.calls import join_call, split_call
 from vitrail.errors import VitrailError
 from vitrail.files import save_atomically
-from vitrail.metrics.calls import join_call, split_call
 
 METHODS = ["decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "att_cat(rule=frozen)", "gen_att", "trans_att",
            "vtranm", "rollout", "raw_attention", "grad_cam", "tis", "vit_cx", "rise", "random"]  # fmt: skip

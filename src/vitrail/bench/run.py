@@ -18,14 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.bench.applying import check_metrics_apply
+from vitrail.api import BATCH
+from vitrail.bench.applicability import check_metrics_apply
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.store import Keeper, Store, environment
+from vitrail.calls import join_call
+from vitrail.data.annotations import class_map, own_class
 from vitrail.data.base import DataSet, Example
-from vitrail.data.opening import data_name
-from vitrail.engine.scoring import fixed_chunks
+from vitrail.data.images import image_hash
+from vitrail.data.names import data_name
+from vitrail.engine.scheduler import fixed_chunks
 from vitrail.errors import VitrailError
-from vitrail.evaluating import (
+from vitrail.evaluation import (
     Explained,
     Finding,
     Task,
@@ -36,14 +40,10 @@ from vitrail.evaluating import (
     explained_classes,
     open_examples,
 )
-from vitrail.explaining import BATCH
-from vitrail.images import image_hash
-from vitrail.metrics.annotations import class_map, own_class
 from vitrail.metrics.base import Metric
-from vitrail.metrics.calls import join_call
+from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
-from vitrail.preprocessing import Preprocess
 
 EVERY = 3.0  # seconds between parts
 CHEAP = 4  # passes of a method that is explained again where a plan spares the dear ones

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from vitrail.data.imagenet_segmentation import ImageNetSegmentation as ImageNetSegmentation
     from vitrail.data.memory import InMemory as InMemory
     from vitrail.data.mura import Mura as Mura
-    from vitrail.data.opening import DATA_NAMES as DATA_NAMES
-    from vitrail.data.opening import open_data as open_data
+    from vitrail.data.names import DATA_NAMES as DATA_NAMES
+    from vitrail.data.names import open_data as open_data
     from vitrail.data.pets import OxfordPets as OxfordPets
     from vitrail.data.scene_data import SceneData as SceneData
     from vitrail.data.scenes import Scene as Scene
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Cifar": "cifar",
     "Coco": "coco",
-    "DATA_NAMES": "opening",
+    "DATA_NAMES": "names",
     "DataSet": "base",
     "Example": "base",
     "ImageFolder": "folder",
@@ -51,7 +51,7 @@ _PUBLIC = {
     "Scenes": "scenes",
     "Subset": "base",
     "TinyImageNet": "tiny_imagenet",
-    "open_data": "opening",
+    "open_data": "names",
     "read_indices": "base",
 }
 

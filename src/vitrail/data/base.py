@@ -152,7 +152,7 @@ class Subset(DataSet):
 
 def read_indices(path: str | Path) -> list[int]:
     """Read positions from a file: whole numbers separated by white space or commas, or a JSON list of them."""
-    from vitrail.data.files import read_text
+    from vitrail.data.paths import read_text
 
     text = read_text(path, "The index file").strip()
     words = text.removeprefix("[").removesuffix("]").replace(",", " ").split()

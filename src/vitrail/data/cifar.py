@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.data.base import DataSet, Example
-from vitrail.data.files import broken, missing, read_text
+from vitrail.data.paths import broken, missing, read_text
 from vitrail.errors import VitrailError
 
 _PIXELS = 3 * 32 * 32

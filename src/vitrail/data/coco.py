@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.base import Box, DataSet, Example, Mask, Object, largest_class
-from vitrail.data.files import broken, find_file, find_folder, inside, read_text
+from vitrail.data.orientation import Picture, read_picture
 from vitrail.data.outlines import decode_segmentation
-from vitrail.data.pictures import Picture, read_picture
+from vitrail.data.paths import broken, find_file, find_folder, inside, read_text
 
 _GET = "download val2017.zip and annotations_trainval2017.zip from cocodataset.org and unpack both there"
 _WHAT = "Annotation file"

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from vitrail.data.base import DataSet, Example, Mask, Object, tight_box
-from vitrail.data.files import find_file, find_folder, folder_names, inside, picture_names, read_values
-from vitrail.data.pictures import clipped
-from vitrail.data.tables import Row, read_table
+from vitrail.data.images import image_files, read_image
+from vitrail.data.label_tables import Row, read_table
+from vitrail.data.orientation import clipped
+from vitrail.data.paths import find_file, find_folder, folder_names, inside, picture_names, read_values
 from vitrail.data.trimaps import read_mask
 from vitrail.errors import VitrailError
-from vitrail.images import image_files, read_image
 
 
 class ImageFolder(DataSet):

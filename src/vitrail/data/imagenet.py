@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from vitrail.data.base import Box, DataSet, Example, Object
-from vitrail.data.files import (
+from vitrail.data.images import read_image
+from vitrail.data.orientation import Picture, read_picture
+from vitrail.data.paths import (
     broken,
     find_file,
     find_folder,
@@ -19,10 +21,8 @@ from vitrail.data.files import (
     read_rows,
     read_whole_number,
 )
-from vitrail.data.pictures import Picture, read_picture
 from vitrail.data.xml_boxes import read_xml_boxes
 from vitrail.errors import VitrailError
-from vitrail.images import read_image
 
 IMAGENETTE_WNIDS = (
     "n01440764", "n02102040", "n02979186", "n03000684", "n03028079",

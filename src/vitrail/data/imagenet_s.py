@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from vitrail.data.base import DataSet, Example, Object, largest_class, tight_box
-from vitrail.data.files import find_file, find_folder, folder_names, missing, read_rows, read_values
 from vitrail.data.imagenet import imagenet_classes, index_of, own_classes
-from vitrail.data.pictures import class_masks, read_picture
+from vitrail.data.orientation import class_masks, read_picture
+from vitrail.data.paths import find_file, find_folder, folder_names, missing, read_rows, read_values
 from vitrail.errors import VitrailError
 
 _OTHER, _IGNORE = 0, 1000

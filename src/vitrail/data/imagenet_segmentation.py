@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.base import DataSet, Example, Object, tight_box
-from vitrail.data.files import broken, missing
+from vitrail.data.images import read_image
+from vitrail.data.paths import broken, missing
 from vitrail.errors import VitrailError
-from vitrail.images import read_image
 
 
 class ImageNetSegmentation(DataSet):

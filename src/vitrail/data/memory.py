@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from vitrail.data.base import DataSet, Example
+from vitrail.data.images import ImageSource, read_image
 from vitrail.errors import VitrailError
-from vitrail.images import ImageSource, read_image
 
 Item: TypeAlias = ImageSource | tuple[ImageSource, int | str | None] | Example
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from vitrail.data.base import DataSet, Example
-from vitrail.data.files import broken, find_folder, inside, read_rows, require_unique
+from vitrail.data.images import read_image
+from vitrail.data.paths import broken, find_folder, inside, read_rows, require_unique
 from vitrail.errors import VitrailError
-from vitrail.images import read_image
 
 _STUDY = re.compile(r"study\d+_(positive|negative)")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrail.data.base import DataSet, Example, Object, tight_box
-from vitrail.data.files import broken, find_file, find_folder, inside, read_rows, read_values, read_whole_number
-from vitrail.data.pictures import read_picture
+from vitrail.data.orientation import read_picture
+from vitrail.data.paths import broken, find_file, find_folder, inside, read_rows, read_values, read_whole_number
 from vitrail.data.trimaps import read_trimap
 
 _GET = "download images.tar.gz and annotations.tar.gz from robots.ox.ac.uk/~vgg/data/pets and unpack both there"

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.data.base import Box, DataSet, Example, Object
-from vitrail.data.files import (
+from vitrail.data.images import read_image
+from vitrail.data.orientation import clipped
+from vitrail.data.paths import (
     broken,
     find_file,
     find_folder,
@@ -23,9 +25,7 @@ from vitrail.data.files import (
     read_rows,
     read_whole_number,
 )
-from vitrail.data.pictures import clipped
 from vitrail.errors import VitrailError
-from vitrail.images import read_image
 
 _GET = "download tiny-imagenet-200.zip from cs231n.stanford.edu and give the unpacked folder"
 

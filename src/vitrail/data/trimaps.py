@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.base import Mask
-from vitrail.data.files import broken
+from vitrail.data.paths import broken
 
 _OBJECT, _BACKGROUND, _BORDER = 1, 2, 3
 

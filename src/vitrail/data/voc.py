@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from vitrail.data.base import DataSet, Example, Object, largest_class, tight_box
-from vitrail.data.files import broken, find_file, find_folder, inside, read_rows, read_values
-from vitrail.data.pictures import Picture, class_masks, read_picture
+from vitrail.data.orientation import Picture, class_masks, read_picture
+from vitrail.data.paths import broken, find_file, find_folder, inside, read_rows, read_values
 from vitrail.data.xml_boxes import read_xml_boxes
 from vitrail.errors import VitrailError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from vitrail.data.base import Box
-from vitrail.data.files import broken
+from vitrail.data.paths import broken
 from vitrail.errors import VitrailError
 
 _WHAT = "Annotation"

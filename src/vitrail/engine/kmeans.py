@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.engine.repeating import repeated
+from vitrail.engine.cuda_graph import repeated
 
 ITERATIONS = 100
 TOLERANCE = 1e-4

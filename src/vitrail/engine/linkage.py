@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.repeating import repeated
+from vitrail.engine.cuda_graph import repeated
 
 ROUNDS = 8  # between two looks at whether anything was left to merge: looking makes the host wait
 PADDED = 64  # sizes are multiples of this: what is repeated is captured for each

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.ops import Walk
-from vitrail.engine.rules import Plain, get_rule
+from vitrail.core.operations import Walk
+from vitrail.core.parts import converted
+from vitrail.core.rules import Plain, get_rule
 from vitrail.engine.sharing import Wish, current
 from vitrail.errors import VitrailError
-from vitrail.models.parts import converted
 
 if TYPE_CHECKING:
     from vitrail.models.vit import ViT

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from vitrail.core.parts import Block, Norm
 from vitrail.engine.trace import Trace
 from vitrail.methods.gradients import completeness_gap, input_x_gradient
 from vitrail.methods.layerwise import LayerMap, Layerwise, OwnRollout
 from vitrail.methods.registry import method
 from vitrail.methods.values import refuses_inner_norm, sent
-from vitrail.models.parts import Block, Norm
 from vitrail.models.view import View
 
 # Entries of (rows, n, d) vectors held at once.

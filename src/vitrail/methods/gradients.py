@@ -189,8 +189,8 @@ class Score:
     against: Tensor | None
 
     def __call__(self, images: Tensor, target: Tensor) -> Tensor:
-        from vitrail.engine.ops import Walk
-        from vitrail.engine.rules import get_rule
+        from vitrail.core.operations import Walk
+        from vitrail.core.rules import get_rule
 
         if isinstance(self.view, ViT):
             walk = Walk(self.view.architecture(), get_rule(self.rule))

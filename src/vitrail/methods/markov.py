@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.core.parts import Attention
 from vitrail.engine.trace import Trace, trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, check_layers, on_tokens
 from vitrail.methods.registry import method
 from vitrail.methods.values import refuses_inner_norm, sent
-from vitrail.models.parts import Attention
 from vitrail.models.view import View
 from vitrail.progress import shown
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.core.operations import Walk
 from vitrail.engine.noise import Kind, noise
-from vitrail.engine.ops import Walk
-from vitrail.engine.scoring import Asking, Request, Scorer, together
+from vitrail.engine.scheduler import Asking, Request, Scorer, together
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
 from vitrail.models.view import View

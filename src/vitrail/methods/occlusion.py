@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.ops import Walk
-from vitrail.engine.rules import Plain, attention_scores, softmax
-from vitrail.engine.scoring import Reading, Request, Scorer, first_chunk, joined, picture_length, size
+from vitrail.core.operations import Walk
+from vitrail.core.rules import Plain, attention_scores, softmax
+from vitrail.engine.scheduler import Reading, Request, Scorer, first_chunk, joined, picture_length, size
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
 from vitrail.methods.layerwise import Output

@@ -25,7 +25,7 @@ MODULES = (
     "relevance",
     "markov",
     "decomposition",
-    "transformation",
+    "vtranm",
     "tis",
     "vit_cx",
     "occlusion",

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vitrail.engine.lrp import AlphaBeta, Epsilon, PublishedAlphaBeta
+from vitrail.core.lrp import AlphaBeta, Epsilon, PublishedAlphaBeta
 from vitrail.engine.trace import Trace, pixel_gradient, trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, TokenMethod

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from vitrail.engine.scoring import Asking, Scorer
+from vitrail.engine.scheduler import Asking, Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import Explained, MaskMethod, SturdyMaskMethod, score_token_sets

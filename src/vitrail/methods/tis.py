@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.kmeans import kmeans
-from vitrail.engine.scoring import Pictures, Scorer
+from vitrail.engine.scheduler import Pictures, Scorer
 from vitrail.engine.trace import trace
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.models.parts import Attention
+from vitrail.core.parts import Attention
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.engine.kmeans import means
 from vitrail.engine.linkage import clustered
-from vitrail.engine.scoring import Asking, Scorer
+from vitrail.engine.scheduler import Asking, Scorer
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import Explained, SturdyMaskMethod, drawn, patch_features, upsampled

@@ -16,13 +16,13 @@ from vitrail.metrics.statistics import interval as interval
 from vitrail.metrics.statistics import summarise as summarise
 
 if TYPE_CHECKING:
-    from vitrail.metrics.running import Running as Running
+    from vitrail.metrics.streaming import Running as Running
 
 
 def __getattr__(name: str) -> type:
     """``Running`` is found when it is asked for: torchmetrics takes seconds to import."""
     if name == "Running":
-        from vitrail.metrics.running import Running
+        from vitrail.metrics.streaming import Running
 
         return Running
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.scoring import Asking, side_by_side
+from vitrail.calls import join_call
+from vitrail.engine.maps import enlarged
+from vitrail.engine.scheduler import Asking, side_by_side
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.parameters import check_parameters
-from vitrail.metrics.calls import join_call
-from vitrail.metrics.enlarging import enlarged
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 

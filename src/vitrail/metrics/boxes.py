@@ -43,6 +43,31 @@ def iou(a: Box, b: Box) -> float:
     return shared / (sum(areas) - shared)
 
 
+def painted(boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
+    """(H, W) bool: the pixels whose centre lies in a box (x0, y0, x1, y1)."""
+    rows, columns = (torch.arange(length) + 0.5 for length in size)
+    inside = torch.zeros(size, dtype=torch.bool)
+    for x0, y0, x1, y1 in map(check_box, boxes):
+        inside |= ((rows >= y0) & (rows < y1))[:, None] & ((columns >= x0) & (columns < x1))
+    return inside
+
+
+def clipped(boxes: Sequence[Sequence[float]], size: tuple[int, int]) -> list[Box]:
+    """What of the boxes lies in a picture of (H, W); those of which nothing does are left out."""
+    found = []
+    for x0, y0, x1, y1 in map(check_box, boxes):
+        box = max(x0, 0.0), max(y0, 0.0), min(x1, float(size[1])), min(y1, float(size[0]))
+        if box[0] < box[2] and box[1] < box[3]:
+            found.append(box)
+    return found
+
+
+def check_box(box: Sequence[float]) -> Box:
+    if len(box) != 4 or not (box[0] < box[2] and box[1] < box[3]):
+        raise VitrailError(f"a box is (x0, y0, x1, y1) with x0 < x1 and y0 < y1, but got {tuple(box)}.")
+    return box[0], box[1], box[2], box[3]
+
+
 @metric("box_localization", family="localisation", higher_is_better=True, needs="boxes", paper="ViT-CX")
 @dataclass(kw_only=True)
 class BoxLocalization(MapMetric):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.noise import noise
-from vitrail.engine.scoring import Asking, Pictures, Reading, Request, Subsets, at_least_single, picture_length
+from vitrail.engine.scheduler import Asking, Pictures, Reading, Request, Subsets, at_least_single, picture_length
 from vitrail.errors import VitrailError
 from vitrail.metrics.base import Case, check_seed
 from vitrail.models.view import View

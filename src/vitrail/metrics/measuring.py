@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.engine.scoring import together
+from vitrail.api import as_view
+from vitrail.calls import split_call
+from vitrail.engine.scheduler import together
 from vitrail.errors import VitrailError
-from vitrail.explaining import as_view
 from vitrail.methods.base import Method, Targets, pick, predicted
-from vitrail.metrics.annotations import clipped, painted
 from vitrail.metrics.base import (
     Box,
     Case,
@@ -23,7 +23,7 @@ from vitrail.metrics.base import (
     asked_all,
     build_metric,
 )
-from vitrail.metrics.calls import split_call
+from vitrail.metrics.boxes import clipped, painted
 from vitrail.models.view import View
 
 

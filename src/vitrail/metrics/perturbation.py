@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from vitrail.engine.scoring import Asking
+from vitrail.engine.scheduler import Asking
 from vitrail.errors import VitrailError
 from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, once, trapezoid
 from vitrail.metrics.curves import (

@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitrail.engine.maps import enlarged
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_seed, metric
-from vitrail.metrics.enlarging import enlarged
 from vitrail.models.view import View
 from vitrail.models.vit import forget
 from vitrail.show.heatmap import min_max

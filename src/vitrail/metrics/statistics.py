@@ -48,8 +48,8 @@ def summarise(rows: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> 
 
 
 def _summary(rows: pd.DataFrame, resamples: int, seed: int) -> dict[str, float]:
+    from vitrail.calls import split_call
     from vitrail.metrics.base import get_metric
-    from vitrail.metrics.calls import split_call
 
     if rows.empty:
         return {"mean": float("nan"), "low": float("nan"), "high": float("nan")}

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from vitrail.engine.scoring import Asking
+from vitrail.engine.scheduler import Asking
 from vitrail.metrics.base import Case, MapMetric, Scored, metric, once, tie_fraction, trapezoid
 from vitrail.metrics.curves import PROBABILITY, TOP, Precision, Way, ranks, token_curve
 from vitrail.metrics.functional import functional

@@ -14,9 +14,9 @@ import torch
 from vitrail.errors import VitrailError
 from vitrail.models.checkpoints import load_state, read_state
 from vitrail.models.labels import read_labels
+from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
 from vitrail.models.wrapping import wrap
-from vitrail.preprocessing import Preprocess
 
 DEFAULT = "photo"
 FOLDER = Path(str(files("vitrail"))) / "weights"

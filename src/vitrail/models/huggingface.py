@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.models import parts
-from vitrail.models.translate import (
+from vitrail.core import parts
+from vitrail.models.translation import (
     activation,
     gamma,
     head_of,

@@ -19,9 +19,9 @@ from vitrail.errors import VitrailError
 from vitrail.models import embedded
 from vitrail.models.checkpoints import load_state, read_state
 from vitrail.models.names import classes, tags, with_head
+from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import Output, View
 from vitrail.models.wrapping import as_pair, wrap
-from vitrail.preprocessing import Preprocess
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FOLDERS = (".", "/", "~")  # how a folder begins where a name of the hub could stand

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.models import parts
-from vitrail.models.translate import (
+from vitrail.core import parts
+from vitrail.models.translation import (
     activation,
     fused_qkv,
     head_of,

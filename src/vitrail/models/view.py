@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vitrail.preprocessing import Preprocess
+    from vitrail.models.preprocessing import Preprocess
 
 Output = Literal["softmax", "sigmoid"]
 

@@ -11,10 +11,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vitrail.engine.ops import Walk
+from vitrail.core.operations import Walk
+from vitrail.core.parts import Architecture, Block, tensors_of
+from vitrail.core.precision import lowered
 from vitrail.errors import VitrailError
-from vitrail.models.lowering import lowered
-from vitrail.models.parts import Architecture, Block, tensors_of
 from vitrail.models.view import View
 
 # Views are kept with what was read of them: the number of one that is gone would soon be another's.

@@ -15,10 +15,10 @@ from vitrail.errors import VitrailError
 from vitrail.models import huggingface, timm, torchvision
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
 from vitrail.models.labels import imagenet_labels, read_labels
-from vitrail.models.translate import refuse
+from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.models.translation import refuse
 from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
-from vitrail.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -1,0 +1,1 @@
+"""The HTTP server behind ``vitrail serve``."""

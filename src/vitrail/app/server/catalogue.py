@@ -1,0 +1,60 @@
+"""What a server offers: its models, and its methods with the form of their parameters."""
+
+from __future__ import annotations
+
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from vitrail.api import default_method
+from vitrail.app.server.tasks import grid_of
+from vitrail.cli.listing import describe_methods
+from vitrail.methods.base import Method
+from vitrail.methods.registry import get_method
+from vitrail.models.view import View
+from vitrail.models.vit import ViT
+
+Row = dict[str, Any]
+
+
+def describe_model(name: str, view: View) -> Row:
+    return {
+        "id": name,
+        "name": view.name,
+        "classes": view.num_classes,
+        "input": list(view.size),
+        "grid": list(grid_of(view)),
+        "view": "tokens" if isinstance(view, ViT) else "features",
+        "default_method": default_method(view),
+        "note": view.note,
+        "labels": [view.label(i) for i in range(view.num_classes)],
+    }
+
+
+def methods_of(view: View) -> list[Row]:
+    """The rows of ``vitrail methods --json --model``, and a form for each."""
+    rows = describe_methods("*", None)
+    for row in rows:
+        method = get_method(row["name"])
+        row["supported"] = method.unsupported(view) or "yes"
+        row["form"] = form(method)
+    return rows
+
+
+def form(method: type[Method]) -> list[Row]:
+    """One entry for each parameter: what a page needs to ask for it."""
+    hints = get_type_hints(method)
+    return [_entry(name, hints[name], usual) for name, usual in method.parameters().items()]
+
+
+def _entry(name: str, hint: Any, usual: Any) -> Row:
+    kinds = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
+    optional = NoneType in kinds
+    kinds = [kind for kind in kinds if kind is not NoneType]
+    choices = None
+    if any(get_origin(kind) is tuple for kind in kinds):
+        kind = "numbers"
+    elif get_origin(kinds[0]) is Literal:
+        kind, choices = "choice", list(get_args(kinds[0]))
+    else:
+        kind = {int: "integer", float: "number", bool: "boolean"}.get(kinds[0], "text")
+    return {"name": name, "kind": kind, "default": usual, "choices": choices, "optional": optional}

@@ -1,0 +1,169 @@
+"""Who may ask, how much they may send, and what browsers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitrail.app.server.addresses import is_loopback
+from vitrail.app.server.errors import Refused
+from vitrail.app.server.settings import Settings
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
+    "X-Frame-Options": "DENY",
+}
+# They say what the interface is, not what this server holds; a browser cannot send a token with a link.
+OPEN = frozenset({"/api/docs", "/api/docs.css", "/api/openapi.json"})
+DRAINED = 4  # times the limit that is read and thrown away, so that a client hears why it was refused
+IDLE_SECONDS = 0.5  # after which a client that was refused sends no more
+
+
+class Guard:
+    """Checks every request before the routes see it."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.settings = app, settings
+        self.receiving = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        api = scope["path"].startswith("/api")
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "no-store" if api else "no-cache")
+            await send(message)
+
+        if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):  # whose end would cancel a job
+            scope = {**scope, "method": "GET"}  # the web server knows that no body is wanted
+        body = Body(receive, self)
+        try:
+            check(scope, Headers(scope=scope), self.settings)
+            body.announce(Headers(scope=scope).get("content-length", ""))
+        except Refused as error:
+            await body.drain()
+            await refuse(error, guarded)
+            return
+        try:
+            await self.app(scope, body.receive, guarded)
+        finally:
+            self.receiving -= body.held
+
+
+class Body:
+    """The body of one request, counted while it comes in."""
+
+    def __init__(self, receive: Receive, guard: Guard) -> None:
+        self._receive, self._guard = receive, guard
+        self._until = asyncio.get_running_loop().time() + guard.settings.body_seconds
+        self.held, self._complete = 0, False
+
+    def announce(self, length: str) -> None:
+        if length.isdecimal() and int(length[:20]) > self._guard.settings.body_bytes:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            raise Refused(408, "the request took too long to arrive: send it again, or a smaller picture.") from None
+        size = len(message.get("body", b""))
+        self.held += size
+        self._guard.receiving += size
+        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        if self.held > self._guard.settings.body_bytes:
+            await self.drain()
+            raise self._too_large()
+        if self._guard.receiving > self._guard.settings.receiving_bytes:
+            await self.drain()
+            raise Refused(429, "too many pictures are on their way: try again in a moment.", retry=2)
+        return message
+
+    async def drain(self) -> None:
+        """Reads on for a while without keeping anything: who is still sending would not hear an answer."""
+        most = DRAINED * self._guard.settings.body_bytes
+        with suppress(TimeoutError):
+            while not self._complete and most > 0:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    message = await self._receive()
+                most -= len(message.get("body", b""))
+                self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        self._complete = True
+
+    def _too_large(self) -> Refused:
+        most = self._guard.settings.upload_bytes // 2**20
+        return Refused(413, f"the upload is too large, expected at most {most} MiB: send a smaller picture.")
+
+
+def check(scope: Scope, headers: Headers, settings: Settings) -> None:
+    """Raises what is wrong with the sender."""
+    host = headers.get("host", "")
+    if settings.token is None and not is_loopback(name_of(host)):  # a foreign name that leads here: DNS rebinding
+        raise Refused(403, f"the host {host[:80]!r} is not this machine: use localhost, or start with --token.")
+    path, origin = scope["path"], headers.get("origin")
+    if origin is not None and site_of(origin) != host:
+        raise Refused(403, "requests from other sites are refused: use this server's own page, or no Origin header.")
+    if not path.startswith("/api") or path in OPEN:
+        return
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise Refused(403, "requests from other sites are refused: use this server's own page.")
+    given = headers.get("authorization", "").partition(" ")[2]
+    if settings.token is not None and not secrets.compare_digest(given.encode(), settings.token.encode()):
+        wrong = "a token is needed" if not given else "the token is wrong, expected the one that vitrail serve printed"
+        raise Refused(401, f"{wrong}: send the header Authorization: Bearer TOKEN.")
+
+
+def site_of(origin: str) -> str | None:
+    """Host and port; None where there is none to read."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def name_of(host: str) -> str:
+    """Without the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+async def refuse(error: Refused, send: Send) -> None:
+    body = json.dumps({"error": str(error)}).encode()
+    headers: Iterable[tuple[bytes, bytes]] = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *([(b"retry-after", str(error.retry).encode())] if error.retry is not None else []),
+        *([(b"www-authenticate", b"Bearer")] if error.status == 401 else []),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

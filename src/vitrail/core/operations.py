@@ -1,0 +1,250 @@
+"""A Vision Transformer, written once as a short sequence of operations.
+
+``Walk`` goes from the image to the logits. A rule says how relevance flows back through each operation; a recorder is
+told, with the layer, what passes by. Neither changes a forward value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.core.parts import Architecture, Attention, AttentionPool, Block, Embedding, Head, Linear, Mlp, Norm, Rope
+from vitrail.core.rules import Plain
+
+
+class Recorder(Protocol):
+    """What a walk tells about itself; each call returns the tensor to go on with."""
+
+    def see(self, name: str, layer: int, x: Tensor) -> Tensor:
+        """A tensor passes by."""
+
+    def bias(self, out: Tensor, bias: Tensor | None, layer: int) -> Tensor:
+        """``out`` is the output of an operation that added ``bias``."""
+
+    def wants(self, name: str, layer: int) -> bool:
+        """Whether a tensor that is costly to hold (an attention map) is wanted."""
+
+
+class Blind:
+    """A recorder that records nothing."""
+
+    def see(self, name: str, layer: int, x: Tensor) -> Tensor:
+        return x
+
+    def bias(self, out: Tensor, bias: Tensor | None, layer: int) -> Tensor:
+        return out
+
+    def wants(self, name: str, layer: int) -> bool:
+        return False
+
+
+class Walk:
+    """The operations of one network under one rule.
+
+    Args:
+        architecture: the parts, with the model's weights.
+        rule: how relevance flows back.
+        recorder: who is told what passes by.
+        keep: (B, k) grid indices of the patches that are present; None = all of them.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        rule: Plain | None = None,
+        recorder: Recorder | None = None,
+        keep: Tensor | None = None,
+    ):
+        self.parts = architecture
+        self.rule = rule or Plain()
+        self.recorder: Recorder = recorder or Blind()
+        self.prefix = architecture.embedding.prefix.shape[0]
+        self.keep = keep
+        # nobody asks how relevance flows back, or what passes by
+        self.bare = type(self.rule) is Plain and isinstance(self.recorder, Blind)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → x_0 (B, P + N, d): after positions, prefix tokens and the norm before the blocks."""
+        return embed(self.parts.embedding, images, self.rule)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """x_0 (B, n, d) → logits (B, C)."""
+        depth = len(self.parts.blocks)
+        for layer, block in enumerate(self.parts.blocks):
+            only = self.parts.head.reads if self.bare and layer == depth - 1 else None
+            x = self.block(self.recorder.see("x", layer, x), block, layer, only)
+        with torch.autocast(x.device.type, enabled=False):  # bf16 logits are too coarse for differences of scores
+            return self.head(self.recorder.see("x", depth, x), self.parts.head, depth)
+
+    def block(self, x: Tensor, block: Block, layer: int, only: int | None = None) -> Tensor:
+        """One residual block, (B, n, d) → (B, n, d), or (B, only, d): of the first tokens alone."""
+        u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
+        target, x = (u, x) if only is None else (u[:, :only], x[:, :only])
+        branch = self.recorder.see("attention_out", layer, self.attention(target, u, block.attention, layer))
+        x = self.recorder.see("mid", layer, self.rule.add(x, self.scale(branch, block.scale1)))
+        branch = self.mlp(self.norm(x, block.norm2, layer), block.mlp, layer)
+        branch = self.recorder.see("mlp_out", layer, self.scale(branch, block.scale2))
+        return self.rule.add(x, branch)
+
+    def attention(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Tensor:
+        """Queries from ``target`` (B, m, d), keys and values from ``source`` (B, n, d)."""
+        q, k, v = (self.split(x, attention.heads) for x in self.project(target, source, attention, layer))
+        q, k = (
+            self.position(q, attention.q_norm, attention, layer),
+            self.position(k, attention.k_norm, attention, layer),
+        )
+        v = self.recorder.see("v", layer, v)
+        bias = self.score_bias(attention.bias, q.dtype, q.shape[2])
+        if self.recorder.wants("A", layer):
+            weights = self.recorder.see("A", layer, self.rule.attend(q, k, attention.scale, bias))
+            out = self.rule.mix(weights, v)
+        else:
+            out = self.rule.fused(q, k, v, attention.scale, bias)
+        out = out.transpose(1, 2).flatten(2)  # (B, H, m, d/H) → (B, m, d)
+        return self.linear(self.norm(out, attention.norm, layer), attention.proj, layer)
+
+    def project(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Sequence[Tensor]:
+        """Queries, keys and values, (B, ·, d) each."""
+        if attention.together is not None and target is source and self.bare:
+            widths = [linear.weight.shape[0] for linear in (attention.q, attention.k, attention.v)]
+            return self.linear(target, attention.together, layer).split(widths, dim=-1)
+        return (
+            self.linear(target, attention.q, layer),
+            self.linear(source, attention.k, layer),
+            self.linear(source, attention.v, layer),
+        )
+
+    def mlp(self, u: Tensor, mlp: Mlp, layer: int) -> Tensor:
+        hidden = self.rule.activate(self.linear(u, mlp.fc1, layer), mlp.activation)
+        if mlp.up is not None:
+            hidden = self.rule.gate(hidden, self.linear(u, mlp.up, layer))
+        return self.linear(self.norm(hidden, mlp.norm, layer), mlp.fc2, layer)
+
+    def head(self, x: Tensor, head: Head, layer: int) -> Tensor:
+        """Final norm, pooling and linear head(s); tells the recorder what is pooled as ``readout`` (B, n)."""
+        x = self.norm(x, head.norm, layer)
+        if head.pool == "pair":
+            self.recorder.see("readout", layer, _first(x, 2))
+            first, second = (self.linear(x[:, i], linear, layer) for i, linear in enumerate(head.linears))
+            half = first.new_tensor(0.5)
+            return self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
+        pooled = self.norm(self.pool(x, head, layer), head.pooled_norm, layer)
+        return self.linear(pooled, head.linears[0], layer)
+
+    def pool(self, x: Tensor, head: Head, layer: int) -> Tensor:
+        """(B, n, d) → (B, d), or (B, 2d) for ``token_and_mean``."""
+        start = 0 if head.include_prefix else self.prefix
+        patches = x[:, start:]
+        spread = F.pad(torch.full_like(patches[..., 0], 1 / max(patches.shape[1], 1)), (start, 0))  # (B, n)
+        match head.pool:
+            case "mean":
+                self.recorder.see("readout", layer, spread)
+                return self.rule.mean(patches)
+            case "max":
+                self.recorder.see("readout", layer, _won(patches, start))
+                return patches.amax(1)
+            case "avgmax":
+                self.recorder.see("readout", layer, (_won(patches, start) + spread) / 2)
+                half = patches.new_tensor(0.5)
+                return self.rule.add(
+                    self.rule.scale(patches.amax(1), half), self.rule.scale(self.rule.mean(patches), half)
+                )
+            case "token_and_mean":
+                self.recorder.see("readout", layer, (_first(x, 1) + spread) / 2)
+                return torch.cat([x[:, 0], self.rule.mean(patches)], dim=1)
+            case "attention":
+                assert head.attention_pool is not None
+                return self.attention_pool(patches, head.attention_pool, layer)
+            case _:
+                self.recorder.see("readout", layer, _first(x, 1))
+                return x[:, 0]
+
+    def attention_pool(self, patches: Tensor, pool: AttentionPool, layer: int) -> Tensor:
+        query = pool.query.expand(patches.shape[0], -1, -1)
+        pooled = self.attention(query, patches, pool.attention, layer)
+        if pool.mlp is not None:
+            pooled = self.rule.add(pooled, self.mlp(self.norm(pooled, pool.norm, layer), pool.mlp, layer))
+        return pooled[:, 0]
+
+    def norm(self, x: Tensor, norm: Norm | None, layer: int) -> Tensor:
+        if norm is None:
+            return x
+        out = self.recorder.bias(self.rule.norm(x, norm), norm.bias, layer)
+        kind = x.device.type
+        # once here, not in each of the products that follow
+        return out.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else out
+
+    def linear(self, x: Tensor, linear: Linear, layer: int) -> Tensor:
+        return self.recorder.bias(self.rule.linear(x, linear), linear.bias, layer)
+
+    def scale(self, x: Tensor, gamma: Tensor | None) -> Tensor:
+        return x if gamma is None else self.rule.scale(x, gamma)
+
+    def split(self, x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, n, d) → (B, H, n, d/H)
+
+    def position(self, x: Tensor, norm: Norm | None, attention: Attention, layer: int) -> Tensor:
+        """QK-norm and rotation of queries or keys (B, H, n, d/H)."""
+        if norm is not None:
+            x = self.norm(x, norm, layer)
+        return x if attention.rope is None else rotate(x, attention.rope, self.prefix, self.keep)
+
+    def score_bias(self, bias: Tensor | None, dtype: torch.dtype, queries: int) -> Tensor | None:
+        """The additive score bias of the first queries and the tokens present: (H, n, n) → (1 or B, H, queries, m)."""
+        if bias is None:
+            return None
+        if self.keep is None:
+            return bias[None, :, :queries].to(dtype)
+        present = F.pad(self.keep + self.prefix, (self.prefix, 0))
+        present[:, : self.prefix] = torch.arange(self.prefix, device=present.device)
+        return bias[:, present[:, :queries, None], present[:, None, :]].transpose(0, 1).to(dtype)
+
+
+def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
+    """(B, C, H, W) → (B, P + N, d)."""
+    patch = parts.weight.shape[-2:]
+    grid = (images.shape[-2] // patch[0], images.shape[-1] // patch[1])
+    images = images[..., : grid[0] * patch[0], : grid[1] * patch[1]]
+    # (B, C, gh·ph, gw·pw) → (B, N, C·ph·pw): a patch convolution is a linear map of each patch
+    pixels = images.unflatten(-1, (grid[1], -1)).unflatten(-3, (grid[0], -1)).permute(0, 2, 4, 1, 3, 5)
+    x = rule.embed(pixels.flatten(3).flatten(1, 2), Linear(parts.weight.flatten(1), parts.bias))
+    if parts.patch_norm is not None:
+        x = rule.norm(x, parts.patch_norm)
+    x = torch.cat([parts.prefix.expand(x.shape[0], -1, -1), x], dim=1)
+    if parts.positions is not None:
+        x = rule.add(x, parts.positions)
+    return x if parts.norm is None else rule.norm(x, parts.norm)
+
+
+def rotate(x: Tensor, rope: Rope, prefix: int, keep: Tensor | None) -> Tensor:
+    """Rotary positions on the patches of (B, H, n, w); prefix tokens are not rotated."""
+    if x.shape[2] <= prefix:
+        return x
+    sin, cos = rope.sin, rope.cos
+    if keep is not None:  # (N, w) → (B, 1, k, w); (H, N, w) → (B, H, k, w)
+        sin, cos = (t[keep][:, None] if t.ndim == 2 else t[:, keep].transpose(0, 1) for t in (sin, cos))
+    head, patches = x[:, :, :prefix], x[:, :, prefix:]
+    if rope.half:
+        first, second = patches.chunk(2, dim=-1)
+        partner = torch.cat([-second, first], dim=-1)
+    else:
+        partner = torch.stack([-patches[..., 1::2], patches[..., ::2]], dim=-1).flatten(-2)
+    return torch.cat([head, (patches * cos + partner * sin).to(x.dtype)], dim=2)
+
+
+def _first(x: Tensor, count: int) -> Tensor:
+    """(B, n): equal shares of the first tokens."""
+    readout = torch.zeros_like(x[..., 0])
+    readout[:, :count] = 1 / count
+    return readout
+
+
+def _won(patches: Tensor, start: int) -> Tensor:
+    """(B, N, d) → (B, n): the share of channels whose maximum each token holds."""
+    winners = F.one_hot(patches.argmax(1), patches.shape[1])  # (B, d, N)
+    return F.pad(winners.to(patches.dtype).mean(1), (start, 0))

@@ -1,0 +1,91 @@
+"""What people drew, as the model sees it: objects through the crop and resize of their image, classes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.base import DataSet, Example, Object, tight_box
+from vitrail.errors import VitrailError
+from vitrail.metrics.base import Box
+from vitrail.metrics.boxes import painted
+from vitrail.models.view import View
+
+
+def annotated(
+    view: View, example: Example, target: int, label: int | None, remap: Callable[[int], int]
+) -> dict[str, Any]:
+    """The objects of an image as a case takes them: region, boxes, others, ignore at the model input.
+
+    The region is that of the objects of the explained class; where there are none, of the image's own class, which is
+    what people drew: a wrong prediction is explained by what is there.
+    """
+    labelled = [(None if o.label is None else remap(o.label), o) for o in example.objects]
+    own = [o for index, o in labelled if index in (target, None)] or [o for index, o in labelled if index == label]
+    drawn = [box for box in map(_box, own) if box is not None]
+    fit, device = view.preprocessing, view.device
+    region, others = (_region(view, example, some) for some in (own, [o for _, o in labelled if o not in own]))
+    return {
+        "region": None if region is None else region.to(device),
+        "from_masks": bool(own) and all(o.mask is not None for o in own),
+        "boxes": fit.boxes(drawn, example.image.size) if own else None,
+        "others": None if others is None else others.to(device),
+        "ignore": None if example.ignore is None else fit.mask(example.ignore).to(device),
+    }
+
+
+def own_class(view: View, example: Example, remap: Callable[[int], int]) -> int | None:
+    """The image's class as the model numbers it; where it goes by area, by the area that the model sees."""
+    label = example.label
+    if example.by_area:
+        labels = sorted({item.label for item in example.objects if item.label is not None})
+        regions = {one: _region(view, example, [o for o in example.objects if o.label == one]) for one in labels}
+        seen = {one: int(region.sum()) for one, region in regions.items() if region is not None and region.any()}
+        label = max(seen, key=seen.__getitem__, default=label)  # the first of equals
+    return None if label is None else remap(label)
+
+
+def _box(item: Object) -> Box | None:
+    return item.box if item.box is not None or item.mask is None else tight_box(item.mask)
+
+
+def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor | None:
+    """(H, W) bool: the pixels of the model input that show any of the objects."""
+    if not objects:
+        return None
+    region = torch.zeros(view.size, dtype=torch.bool)
+    for item in objects:
+        if item.mask is not None:
+            region |= view.preprocessing.mask(item.mask)
+        elif item.box is not None:
+            region |= painted(view.preprocessing.boxes([item.box], example.image.size), view.size)
+    return region
+
+
+def class_map(view: View, data: DataSet) -> Callable[[int], int]:
+    """From the data set's classes to the model's: by name where each name fits one class, else as they are numbered.
+
+    That is an error where their numbers differ: class 3 of ten is not class 3 of a thousand.
+    """
+    names = data.labels
+    if names is None or view.labels is None or list(names) == list(view.labels):
+        return lambda label: label
+    try:
+        indices = [view.class_index(name) for name in names]
+    except VitrailError as error:
+        if len(names) == view.num_classes:
+            return lambda label: label
+        raise VitrailError(
+            f"{data.name} has {len(names)} classes and {view.name} has {view.num_classes}, whose names do not match "
+            f"({error}) Give a model with the data set's classes, or its labels=."
+        ) from None
+
+    def mapped(label: int) -> int:
+        if not 0 <= label < len(indices):
+            raise VitrailError(f"{data.name} has a label {label}, but only the classes 0…{len(indices) - 1}.")
+        return indices[label]
+
+    return mapped

@@ -1,0 +1,145 @@
+"""Tables of labels (.csv or .tsv): one line per picture with its class and, if it has them, boxes and a mask."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitrail.data.base import Box
+from vitrail.data.paths import broken, read_numbers, read_text, require_unique
+
+_WHAT = "Table"
+_COLUMNS = {
+    "file": ("file", "filename", "file_name", "image", "path"),
+    "label": ("label", "index", "class", "target"),
+    "name": ("name", "names", "class_name", "breed"),
+    "wnid": ("wnid",),
+    "boxes": ("boxes", "box"),
+    "mask": ("mask",),
+}
+_KIND_OF = {word: kind for kind, words in _COLUMNS.items() for word in words}
+_NUMBER = r"-?\d+(\.\d*)?"
+_BOXES = re.compile(rf"{_NUMBER}(,{_NUMBER}){{3}}(;{_NUMBER}(,{_NUMBER}){{3}})*")
+_WNID = re.compile(r"n\d{8}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A picture as the table describes it; paths as written."""
+
+    file: str
+    label: int | None
+    boxes: tuple[Box, ...]
+    mask: str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The lines of a table, and the class names it gives, index = label."""
+
+    rows: list[Row]
+    labels: tuple[str, ...] | None
+
+
+def read_table(path: Path) -> Table:
+    """Read a table: tabs or commas between the columns.
+
+    With a header, its columns may be file, label or index (a number or a name), name, wnid, boxes and mask; others
+    are left alone. Without one, the first is the file, the second the label, and others are told by what they hold.
+    Boxes are written `x0,y0,x1,y1;…`. Where labels are names, classes are numbered in sorted order.
+    """
+    lines = _split(path)
+    kinds = [_KIND_OF.get(cell.strip().lower(), "") for cell in lines[0]]
+    if kinds[0] == "file" or {"file", "label"} <= set(kinds):
+        cells = _headed_cells(kinds, lines[1:], path)
+    else:
+        cells = _told_cells(lines)
+    files = require_unique(list(cells["file"]), path)
+    labels, names = _labels(cells, path)
+    boxes, masks = cells.get("boxes", [""] * len(files)), cells.get("mask", [""] * len(files))
+    rows = [
+        Row(file, label, _read_boxes(box, path), mask or None)
+        for file, label, box, mask in zip(files, labels, boxes, masks, strict=True)
+    ]
+    return Table(rows, names)
+
+
+def _split(path: Path) -> list[list[str]]:
+    """Return the cells of every line that is not blank."""
+    text = read_text(path, _WHAT)
+    tabs = path.suffix.lower() == ".tsv" or "\t" in text.partition("\n")[0]
+    try:
+        if tabs:
+            lines = [line.split("\t") for line in text.splitlines()]
+        else:
+            lines = list(csv.reader(text.splitlines(), strict=True))
+    except csv.Error as error:
+        raise broken(_WHAT, path, str(error)) from None
+    lines = [[cell.strip() for cell in line] for line in lines if any(cell.strip() for cell in line)]
+    if not lines:
+        raise broken(_WHAT, path, "it is empty")
+    return lines
+
+
+def _columns(lines: list[list[str]]) -> list[list[str]]:
+    """Turn lines into columns; cells missing at the end of a line are empty."""
+    width = max(map(len, lines))
+    return [[line[number] if number < len(line) else "" for line in lines] for number in range(width)]
+
+
+def _headed_cells(kinds: list[str], lines: list[list[str]], path: Path) -> dict[str, list[str]]:
+    """Return the columns that a header names."""
+    known = [kind for kind in kinds if kind]
+    if len(set(known)) != len(known):
+        raise broken(_WHAT, path, f"two columns of its header mean the same, they are: {', '.join(known)}")
+    if not lines:
+        raise broken(_WHAT, path, "it has a header and no line")
+    return {kind: column for kind, column in zip(kinds, _columns(lines), strict=False) if kind}
+
+
+def _told_cells(lines: list[list[str]]) -> dict[str, list[str]]:
+    """Return the columns of a table without a header, after the second told by what they hold, the first of a kind."""
+    columns = _columns(lines)
+    cells = dict(zip(("file", "label"), columns, strict=False))
+    for column in columns[2:]:
+        filled = [cell for cell in column if cell]
+        if all(map(_BOXES.fullmatch, filled)):
+            kind = "boxes" if filled else ""
+        else:
+            kind = "wnid" if all(map(_WNID.fullmatch, filled)) else "name"
+        cells.setdefault(kind, column)
+    return cells
+
+
+def _labels(cells: dict[str, list[str]], path: Path) -> tuple[list[int | None], tuple[str, ...] | None]:
+    """Return the label of each line, and the names of the classes."""
+    given = next((cells[kind] for kind in ("label", "wnid", "name") if kind in cells), None)
+    if given is None or not any(given):
+        return [None] * len(cells["file"]), None
+    if not all(value.isascii() and value.isdecimal() for value in given if value):
+        names = sorted(set(filter(None, given)))
+        place = {name: index for index, name in enumerate(names)}
+        return [place.get(value) for value in given], tuple(names)
+    labels = [int(value) if value else None for value in given]
+    found: dict[int, str] = {}
+    for label, name in zip(labels, cells.get("name", cells.get("wnid", [])), strict=False):
+        if label is not None and name and found.setdefault(label, name) != name:
+            raise broken(_WHAT, path, f"class {label} is named both {found[label]!r} and {name!r}")
+    if not found:
+        return labels, None
+    count = max(label for label in labels if label is not None) + 1
+    if count > 1_000_000:
+        raise broken(_WHAT, path, f"it has the class number {count - 1}, expected numbers from 0")
+    return labels, tuple(found.get(label, f"class {label}") for label in range(count))
+
+
+def _read_boxes(text: str, path: Path) -> tuple[Box, ...]:
+    boxes = []
+    for part in filter(None, text.split(";")):
+        numbers = read_numbers(part.split(","), _WHAT, path)
+        if len(numbers) != 4:
+            raise broken(_WHAT, path, f"box {part!r}, expected x0,y0,x1,y1")
+        boxes.append((numbers[0], numbers[1], numbers[2], numbers[3]))
+    return tuple(boxes)

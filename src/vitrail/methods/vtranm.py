@@ -1,0 +1,112 @@
+"""VTranM (TokenTM): attention weighted by how each head and each MLP transforms its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.core.rules import get_rule
+from vitrail.engine.trace import Trace
+from vitrail.methods.base import Attribution
+from vitrail.methods.layerwise import LayerMap, Output, Rule, on_tokens
+from vitrail.methods.registry import method
+from vitrail.methods.values import refuses_inner_norm, sent, without_bias
+from vitrail.models.view import View
+
+
+@method(
+    "vtranm",
+    signed=False,
+    family="transformation",
+    cost=(1, 1),
+    protocols=("default", "vtranm"),
+    paper="Wu et al. 2024 (VTranM)",
+)
+@dataclass(kw_only=True)
+class VTranM(LayerMap):
+    """Chain over attention and MLP of identity + attention × positive gradient × change of length and direction.
+
+    The rows of the paper's table 4: ``aggregate, length, necc`` = F F F (equation 8 at the first block), T F F, T T F,
+    T T T. Open in the paper: ``value_bias`` in the transformed vectors, ``reference`` "stream" or "normed" tokens,
+    ``necc_scale`` times the softmax, ``output``.
+    """
+
+    aggregate: bool = True
+    length: bool = True
+    necc: bool = True
+    value_bias: bool = True
+    reference: Literal["stream", "normed"] = "stream"
+    necc_scale: float = 1.0
+    rule: Rule = "plain"
+    output: Output = "logit"
+    protocol: Literal["default", "vtranm"] = "default"
+
+    keep: ClassVar[frozenset[str]] = frozenset({"x", "u", "mid", "A", "G", "v", "mlp_out"})
+    aggregations: ClassVar[tuple[str, ...]] = ()
+    no_aggregation: ClassVar[str] = "VTranM already runs through all layers"
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        return super().unsupported(model) or refuses_inner_norm(model)
+
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        depth = self.vit.num_layers if self.aggregate else 1
+        found = self.trace(images, target, against, self.traced())
+        row = self.first_row(found)
+        for layer in reversed(range(depth)):
+            if self.aggregate:
+                row = row + row * self.mlp_weight(found, layer)
+            row = row + (row[:, None] @ self.layer_map(found, layer))[:, 0]
+        if self.length:
+            row = row * found["x"][0].norm(dim=-1)  # C⁰ = diag ‖x_0‖
+        return Attribution(self.on_grid(row))
+
+    def traced(self) -> list[int]:
+        depth = self.vit.num_layers
+        return [*range(depth if self.aggregate else 1), depth]
+
+    def first_row(self, trace: Trace) -> Tensor:
+        """What the head reads; an attention pool is one more weighted attention, without an identity."""
+        if not (self.pools_by_attention and self.aggregate):
+            return self.rho(trace)
+        return on_tokens(self.layer_map(trace, trace.num_layers)[:, 0], trace)
+
+    def layer_map(self, trace: Trace, layer: int) -> Tensor:
+        """mean_h ReLU(G)⊙(A diag(w)): equation 8 with the weights of equation 13."""
+        weighted = trace["A"][layer] * trace["G"][layer].clamp(min=0)
+        if not (self.length or self.necc):
+            return weighted.mean(1)
+        values, origin = trace["v"][layer], trace["x"][layer]
+        if layer == trace.num_layers:
+            pool = self.vit.architecture().head.attention_pool
+            assert pool is not None
+            attention, gamma = pool.attention, None
+            origin = self.pooled_tokens(origin)[:, -values.shape[2] :]
+        else:
+            attention, gamma = self.vit.blocks[layer].attention, self.vit.blocks[layer].scale1
+            origin = origin if self.reference == "stream" else trace["u"][layer]
+        values = values if self.value_bias else without_bias(values, attention)
+        return (weighted * self.weight(origin[:, None], sent(values, attention, gamma))[:, :, None]).mean(1)
+
+    def pooled_tokens(self, x: Tensor) -> Tensor:
+        """What an attention pool sees: the stream, or its final norm."""
+        norm = self.vit.architecture().head.norm
+        return x if self.reference == "stream" or norm is None else get_rule("plain").norm(x, norm)
+
+    def mlp_weight(self, trace: Trace, layer: int) -> Tensor:
+        """(B, n): the update of an MLP is diagonal."""
+        return self.weight(trace["mid"][layer], trace["mlp_out"][layer])
+
+    def weight(self, origin: Tensor, made: Tensor) -> Tensor:
+        """w_j = ‖t_j‖/‖e_j‖ · softmax_j cos(e_j, t_j) (equations 9–11), over the last but one axis."""
+        weight = torch.ones_like(made[..., 0])
+        if self.length:
+            given = origin.norm(dim=-1)
+            weight = made.norm(dim=-1) / torch.where(given > 0, given, torch.ones_like(given))
+        if self.necc:
+            weight = weight * F.cosine_similarity(origin, made, dim=-1, eps=1e-12).softmax(-1) * self.necc_scale
+        return weight

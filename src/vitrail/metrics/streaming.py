@@ -1,0 +1,56 @@
+"""Metrics for people's own loops, with torchmetrics' verbs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric as TorchMetric
+from torchmetrics.utilities.data import dim_zero_cat
+
+from vitrail.api import as_view
+from vitrail.methods.base import Targets
+from vitrail.metrics.base import Metric
+from vitrail.metrics.measuring import chosen_metric, measure
+from vitrail.metrics.statistics import interval
+from vitrail.models.view import View
+
+
+class Running(TorchMetric):
+    """A metric with torchmetrics' verbs: ``update`` with each batch, ``compute`` for the mean and its interval.
+
+    ``update`` takes what ``measure`` takes after the model. The values are a state that torchmetrics gathers over
+    processes.
+    """
+
+    full_state_update = False
+    values: list[Tensor]
+    parts: list[Tensor]
+
+    def __init__(self, metric: str | Metric, model: View | nn.Module | str, **params: Any) -> None:
+        super().__init__()
+        self.metric, self.view = chosen_metric(metric, params), as_view(model)
+        self.add_state("values", default=[], dist_reduce_fx="cat")
+        self.add_state("parts", default=[], dist_reduce_fx="cat")
+
+    def update(self, images: Tensor, maps: Tensor, target: Targets = None, **known: Any) -> None:
+        """Measures a batch."""
+        found = measure(self.metric, self.view, images, maps, target, **known)
+        self.values.append(torch.tensor([one.value for one in found], dtype=torch.float64))
+        parts = [one.parts for one in found if one.parts is not None]
+        if parts:
+            self.parts.append(torch.tensor(parts, dtype=torch.float64))
+
+    def compute(self) -> dict[str, float]:
+        """The mean over the images that count, its 95 % interval, and their number."""
+        values = dim_zero_cat(self.values).cpu() if len(self.values) else torch.empty(0)
+        values = values[~values.isnan()]
+        if not len(values):
+            return {"mean": float("nan"), "low": float("nan"), "high": float("nan"), "n": 0}
+        if len(self.parts):
+            parts = dim_zero_cat(self.parts).cpu()
+            low, high = interval(parts.numpy(), self.metric.combine)
+            return {"mean": float(self.metric.combine(parts)), "low": low, "high": high, "n": len(values)}
+        low, high = interval(values.numpy())
+        return {"mean": float(values.mean()), "low": low, "high": high, "n": len(values)}

@@ -1,0 +1,1 @@
+"""Reports of runs: statistics, tables, figures, and one HTML file."""

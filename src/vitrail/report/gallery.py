@@ -1,0 +1,201 @@
+"""The images of a report: which to show, and how little a browser needs to draw them."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vitrail.bench.store import Store
+from vitrail.calls import split_call
+from vitrail.errors import VitrailError
+from vitrail.report.rows import Results, Setting, normal_call
+from vitrail.report.statistics import Floats
+from vitrail.report.summary import thinned
+from vitrail.show.colours import Scale
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+IMAGES = 60  # in all settings together
+FEWEST = 8  # of each
+LETTERS = 6_000_000  # of all pictures, maps and curves
+CURVE_POINTS = 41
+SHADES = 256
+
+
+def galleries(results: Results) -> list[dict[str, Any]]:
+    """What each setting shows; one without pictures shows numbers and curves alone."""
+    count = len(results.settings)
+    most, room = max(FEWEST, IMAGES // count), LETTERS // count
+    return [_gallery(results, setting, most, room) for setting in results.settings]
+
+
+def worst_first(values: Floats, better: Sequence[int], among: Sequence[int], most: int) -> list[int]:
+    """At most so many images, the worst by each metric in turn (by the mean of all methods)."""
+    orders = []
+    for k, direction in enumerate(better):
+        own = values[:, :, k]
+        known = ~np.isnan(own)
+        counts = known.sum(1)
+        means = np.where(known, own, 0).sum(1) / np.where(counts, counts, 1) * direction
+        if direction and counts.any():
+            orders.append(sorted((i for i in among if counts[i]), key=lambda i: means[i]))
+    chosen: dict[int, None] = {}
+    for place in range(len(values)):
+        chosen.update(dict.fromkeys(order[place] for order in orders if place < len(order)))
+        if len(chosen) >= most:
+            break
+    return list(dict.fromkeys([*chosen, *among]))[:most]
+
+
+def colour_tables() -> dict[str, str]:
+    """Colours of the places on both scales, as `vitrail.show` has them: 256 × RGB each."""
+    places = np.linspace(0, 1, SHADES, dtype=np.float32)
+    found = {}
+    for name, signed in (("signed", True), ("unsigned", False)):
+        colours = Scale(-1.0 if signed else 0.0, 1.0, signed).colours(places)
+        found[name] = encoded(colours.round())
+    return found
+
+
+def encoded(values: Any) -> str:
+    """Numbers 0…255 as base64."""
+    return base64.b64encode(np.asarray(values, dtype=np.uint8).tobytes()).decode()
+
+
+def _gallery(results: Results, setting: Setting, most: int, room: int) -> dict[str, Any]:
+    pictures = _pictures(setting)
+    place = {image: i for i, image in enumerate(setting.images)}
+    with_picture = [place[image] for image in pictures.index if image in place] if len(pictures) else []
+    better = [column.better for column in results.metrics]
+    chosen = worst_first(setting.values, better, sorted(with_picture) or range(len(place)), most)
+    maps = _maps(results, setting, [setting.images[i] for i in chosen])
+    ranges = {k: _range(setting, k, chosen) for k in sorted({k for _, k in setting.curves})}
+    shown: list[dict[str, Any]] = []
+    letters = 0
+    for i in chosen:
+        entry = _entry(setting, i, maps, ranges, pictures)
+        letters += _letters(entry)
+        if shown and letters > room:
+            break
+        shown.append(entry)
+    axes = {str(k): _curve_axis(results, setting, k, ends) for k, ends in ranges.items()}
+    return {
+        "total": len(setting.images),
+        "pictures": len(with_picture),
+        "maps": bool(maps),
+        "axes": axes,
+        "images": shown,
+    }
+
+
+def _pictures(setting: Setting) -> pd.DataFrame:
+    pictures = Store(setting.folder).pictures()
+    return pictures[pictures["model"] == setting.model].set_index("image")
+
+
+def _entry(
+    setting: Setting, i: int, maps: dict[tuple[str, int], list[Any]], ranges: dict[int, tuple[float, float]],
+    pictures: pd.DataFrame,
+) -> dict[str, Any]:  # fmt: skip
+    image, methods = setting.images[i], range(setting.values.shape[1])
+    entry: dict[str, Any] = {
+        "id": image,
+        "class": setting.classes[i],
+        "values": [[_rounded(value) for value in row] for row in setting.values[i]],
+        "maps": [maps.get((image, m)) for m in methods],
+        "curves": {str(k): [_curve(setting, i, m, k, ends) for m in methods] for k, ends in ranges.items()},
+    }
+    if image in pictures.index:
+        about = pictures.loc[image]
+        entry["jpeg"] = base64.b64encode(about["jpeg"]).decode()
+        entry["label"], entry["predicted"] = str(about["label"]), str(about["predicted"])
+        entry["probability"] = _rounded(float(about["probability"]))
+    return entry
+
+
+def _maps(results: Results, setting: Setting, images: Sequence[str]) -> dict[tuple[str, int], list[Any]]:
+    """(image, method) → [rows, columns, whether signed, places on the colour scale]."""
+    from safetensors import safe_open
+
+    place = {call: m for m, call in enumerate(results.methods)}
+    signed = [_tells_against(call) for call in results.methods]
+    found: dict[tuple[str, int], list[Any]] = {}
+    for path in sorted((setting.folder / "maps").glob("part-*.safetensors")):
+        with safe_open(path, "numpy") as file:
+            for name, image, call in _named(list(file.keys()), setting, set(images)):
+                m = place.get(normal_call(call))
+                if m is not None:
+                    found[image, m] = _map(file.get_tensor(name), signed[m])
+    return found
+
+
+def _named(names: Sequence[str], setting: Setting, images: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Name, image and method of the maps of some images; an image's name may itself hold a bar."""
+    start, end = f"{setting.model}|", f"|{setting.explained}"
+    for name in names:
+        if not (name.startswith(start) and name.endswith(end)):
+            continue
+        rest = name[len(start) : -len(end)]
+        for bar in (at for at, letter in enumerate(rest) if letter == "|"):
+            if rest[:bar] in images:
+                yield name, rest[:bar], rest[bar + 1 :]
+
+
+def _map(values: np.ndarray[Any, Any], signed: bool | None) -> list[Any]:
+    numbers = torch.from_numpy(values.astype(np.float32))
+    scale = Scale.of(numbers, signed)
+    neutral = 0.0 if scale.signed else scale.low
+    places = scale.positions(numbers.nan_to_num(neutral, scale.high, scale.low).numpy())
+    return [*values.shape, int(scale.signed), encoded((places * (SHADES - 1)).round())]
+
+
+@lru_cache(maxsize=256)
+def _tells_against(call: str) -> bool | None:
+    """Whether a method's maps tell for from against; None = as the values are."""
+    from vitrail.methods.registry import get_method
+
+    try:
+        return get_method(split_call(call)[0]).info.signed
+    except VitrailError:
+        return None
+
+
+def _range(setting: Setting, metric: int, chosen: Sequence[int]) -> tuple[float, float]:
+    """The lowest and highest point of the curves shown, 0 and 1 among them where all lie between."""
+    points = [own[list(chosen)] for (_, k), own in setting.curves.items() if k == metric]
+    known = np.concatenate([own[np.isfinite(own)] for own in points])
+    if not known.size:
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high if high > low else low + 1)
+
+
+def _curve(setting: Setting, i: int, method: int, metric: int, ends: tuple[float, float]) -> str | None:
+    points = setting.curves.get((method, metric))
+    if points is None or not np.isfinite(points[i]).all():
+        return None
+    low, high = ends
+    return encoded(((thinned(points[i][None], CURVE_POINTS)[0] - low) / (high - low) * 255).round())
+
+
+def _curve_axis(results: Results, setting: Setting, metric: int, ends: tuple[float, float]) -> dict[str, Any]:
+    points = max(own.shape[1] for (_, k), own in setting.curves.items() if k == metric)
+    shares = thinned(results.metrics[metric].shares(points)[None], CURVE_POINTS)[0]
+    return {"shares": [round(float(share), 4) for share in shares], "low": ends[0], "high": ends[1]}
+
+
+def _letters(entry: dict[str, Any]) -> int:
+    maps = sum(len(own[3]) for own in entry["maps"] if own)
+    curves = sum(len(own) for line in entry["curves"].values() for own in line if own)
+    return len(entry.get("jpeg", "")) + maps + curves + 8 * sum(map(len, entry["values"]))
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -1,0 +1,114 @@
+"""Draws the pictures of the web page: `python tools/page_pictures.py [NAME…]` writes `docs/pictures/page*.png`.
+
+They show the page of `vitrail serve`, driven by Playwright in the Chromium of this machine (or the one that CHROMIUM
+names): explained and tested in light colours, two classes contrasted in dark ones, a comparison, and on a phone.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
+DESKTOP, PHONE = (1280, 800), (360, 740)
+LONG = 300_000  # milliseconds for a comparison
+MOST = 250_000  # bytes of a picture
+
+
+def tested(page: Page) -> None:
+    """Both curves drawn, some patches taken away by hand, the pointer on another."""
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_selector("#scrub:not([disabled])")
+    page.get_by_role("radio", name="Insertion").check()
+    page.locator("#scrub").press("End")
+    page.get_by_role("radio", name="Deletion").check()
+    frame = page.locator("#panes").bounding_box()
+    assert frame is not None
+
+    def at(across: float, down: float) -> tuple[float, float]:
+        return frame["x"] + across * frame["width"], frame["y"] + down * frame["height"]
+
+    page.mouse.move(*at(0.33, 0.36))
+    page.mouse.down()
+    for down in (0.36, 0.42):  # over one eye
+        page.mouse.move(*at(0.34, down), steps=4)
+        page.mouse.move(*at(0.42, down), steps=12)
+    page.mouse.up()
+    page.mouse.move(*at(0.48, 0.2))
+
+
+def compared(page: Page) -> None:
+    page.get_by_role("tab", name="Compare methods").click()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_role("button", name="Compare again").wait_for(timeout=LONG)
+
+
+def as_it_is(page: Page) -> None:
+    """Nothing is pressed."""
+
+
+SHOTS: dict[str, tuple[tuple[int, int], str, str, Callable[[Page], None]]] = {
+    "page": (DESKTOP, "light", "model=photo&sample=cat", tested),
+    "page-dark": (DESKTOP, "dark", "model=photo&sample=cat&target=30&against=32", as_it_is),
+    "page-compare": (DESKTOP, "light", "model=photo&sample=coffee", compared),
+    "page-phone": (PHONE, "light", "model=scenes&sample=star-and-heart", as_it_is),
+}
+
+
+def main() -> None:
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as play:
+        try:
+            assert server.stdout is not None
+            address = next(line for line in server.stdout if "http://" in line).split()[-1]
+            browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            for name in sys.argv[1:] or SHOTS:
+                take(browser, address, name)
+            browser.close()
+        finally:
+            server.terminate()
+
+
+def take(browser: Browser, address: str, name: str) -> None:
+    (width, height), scheme, fragment, press = SHOTS[name]
+    phone = name == "page-phone"
+    page = browser.new_page(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if scheme == "dark" else "light",
+        device_scale_factor=2 if phone else 1,
+        is_mobile=phone,
+        has_touch=phone,
+        reduced_motion="reduce",  # curves are drawn at once
+    )
+    page.goto(f"{address}#{fragment}")
+    page.wait_for_selector("#legend:not([hidden])")
+    press(page)
+    page.wait_for_timeout(500)  # until the last transition has ended
+    picture = small_png(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+    (FOLDER / f"{name}.png").write_bytes(picture)
+    print(f"{name}.png: {len(picture) / 1000:.0f} kB")
+    page.close()
+
+
+def small_png(picture: Image.Image) -> bytes:
+    """A PNG of 256 colours, mixed dot by dot where that stays small enough."""
+    palette = picture.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=3)
+    for dither in (Image.Dither.FLOYDSTEINBERG, Image.Dither.NONE):
+        buffer = io.BytesIO()
+        picture.quantize(palette=palette, dither=dither).save(buffer, "PNG", optimize=True)
+        if buffer.tell() <= MOST:
+            return buffer.getvalue()
+    raise SystemExit(f"the picture has {buffer.tell()} bytes, more than {MOST}: make it smaller.")
+
+
+if __name__ == "__main__":
+    main()
