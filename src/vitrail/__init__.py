@@ -14,8 +14,8 @@ from vitrail.version import __version__ as __version__
 if TYPE_CHECKING:
     from vitrail import data as data
     from vitrail import metrics as metrics
+    from vitrail.api import evaluate as evaluate
     from vitrail.api import explain as explain
-    from vitrail.evaluation import evaluate as evaluate
     from vitrail.explanation import Explanation as Explanation
     from vitrail.explanation import open_explanation as open
     from vitrail.methods.base import Method as Method
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Explanation": "vitrail.explanation:Explanation",
     "Method": "vitrail.methods.base:Method",
-    "evaluate": "vitrail.evaluation:evaluate",
+    "evaluate": "vitrail.api:evaluate",
     "explain": "vitrail.api:explain",
     "list_methods": "vitrail.methods.registry:list_methods",
     "list_metrics": "vitrail.metrics.base:list_metrics",

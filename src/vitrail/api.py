@@ -1,26 +1,48 @@
-"""``explain``: from a model and pictures to explanations."""
+"""The front door: ``explain`` and ``evaluate``."""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitrail.data.annotations import class_map
 from vitrail.data.images import ImageSource, read_image
+from vitrail.engine.requests import Asking, Batch, Logits, check_finite
+from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
+from vitrail.evaluation import (
+    Called,
+    Evaluation,
+    Explained,
+    Task,
+    batches,
+    build_methods,
+    build_metrics,
+    default_method,
+    explained_classes,
+    open_examples,
+)
 from vitrail.explanation import Explanation, tensor_hash
-from vitrail.methods.base import Method, Targets, pick
+from vitrail.methods.base import Attribution, Method
+from vitrail.methods.masking import MaskMethod
 from vitrail.methods.registry import build_method
+from vitrail.metrics.base import Metric
+from vitrail.models.loading import as_view
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
 from vitrail.progress import counted
+from vitrail.targets import ClassSpec, Target
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BATCH = {"cpu": 4, "cuda": 32}
 
@@ -30,9 +52,9 @@ def explain(
     model: View | nn.Module | str,
     image: ImageSource | Tensor,
     method: str | None = None,
-    target: Targets = None,
+    target: ClassSpec = None,
     *,
-    against: Targets = None,
+    against: ClassSpec = None,
     batch_size: int | None = None,
     **params: Any,
 ) -> Explanation: ...
@@ -43,9 +65,9 @@ def explain(
     model: View | nn.Module | str,
     image: Sequence[ImageSource | Tensor],
     method: str | None = None,
-    target: Targets = None,
+    target: ClassSpec = None,
     *,
-    against: Targets = None,
+    against: ClassSpec = None,
     batch_size: int | None = None,
     **params: Any,
 ) -> list[Explanation]: ...
@@ -55,13 +77,13 @@ def explain(
     model: View | nn.Module | str,
     image: ImageSource | Tensor | Sequence[ImageSource | Tensor],
     method: str | None = None,
-    target: Targets = None,
+    target: ClassSpec = None,
     *,
-    against: Targets = None,
+    against: ClassSpec = None,
     batch_size: int | None = None,
     **params: Any,
 ) -> Explanation | list[Explanation]:
-    """Why does the model give this image this class?
+    """Explains why the model gives an image a class.
 
     Args:
         model: a view, a module that ``wrap`` takes, or a name that ``load`` takes.
@@ -80,27 +102,23 @@ def explain(
     sources = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
-    with torch.inference_mode(False):  # gradients are needed, also where the caller has switched them off for good
-        found = list(explain_each(chosen, sources, target, against, batch_size))
-    return found if several else found[0]
+    with torch.inference_mode(False):  # gradients are needed, also where the caller has switched them off
+        explanations = list(explain_each(chosen, sources, target, against, batch_size))
+    return explanations if several else explanations[0]
 
 
 def explain_each(
-    method: Method, sources: Sequence[Any], target: Targets, against: Targets, batch_size: int | None = None
+    method: Method, sources: Sequence[Any], target: ClassSpec, against: ClassSpec, batch_size: int | None = None
 ) -> Iterator[Explanation]:
     """Explanations one after another, computed batch by batch; a bar appears if it takes longer than two seconds."""
     view = method.model
     size = images_at_once(view, batch_size)
-    targets = None if target is None else pick(view, target, len(sources), "target")
-    rivals = None if against is None else pick(view, against, len(sources), "against")
-    if targets is not None and rivals is not None:
-        _check_rivals(view, targets, rivals)
+    targets = Target.of(view, target, against, len(sources))
     with counted(len(sources), method.info.name, "image") as bar:
         for start in range(0, len(sources), size):
             chunk = slice(start, start + size)
             pictures = [see(view, source) for source in sources[chunk]]
-            own = (None if t is None else t[chunk] for t in (targets, rivals))
-            yield from _explain_batch(method, pictures, *own)
+            yield from _explain_batch(method, pictures, targets.rows(chunk))
             bar.update(len(pictures))
 
 
@@ -143,81 +161,101 @@ def see(view: View, source: ImageSource | Tensor) -> Seen:
     return Seen(image, view.preprocess(image), view.preprocessing.box(image.size), path)
 
 
-def as_view(model: View | nn.Module | str) -> View:
-    """A view from whatever names or holds a model."""
-    from vitrail.models.loading import load
-    from vitrail.models.wrapping import wrap
-
-    if isinstance(model, View):
-        return model
-    return load(model) if isinstance(model, str) else wrap(model)
+def prediction(method: Method, batch: Batch, target: Target) -> Asking[tuple[Attribution, Tensor, Target]]:
+    """The maps, the logits and the classes: all from the forward pass that the method makes anyway."""
+    attribution = yield from method.explained(batch, target)
+    logits = yield Logits(batch)
+    check_finite(batch.view, logits)
+    return attribution, logits, target.resolved(batch.view, logits)
 
 
-def default_method(view: View) -> str:
-    """What is used where no method is named."""
-    return "decompx.skipplus" if isinstance(view, ViT) else "vit_cx"
-
-
-def _explain_batch(
-    method: Method, pictures: list[Seen], target: Tensor | None, against: Tensor | None
-) -> Iterator[Explanation]:
-    view = method.model
+def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iterator[Explanation]:
+    view, scheduler = method.model, Scheduler()
     begin = time.perf_counter()
-    images = view.check_images(torch.stack([p.pixels.to(view.device) for p in pictures]))
-    try:
-        with torch.no_grad():
-            logits = view.logits(images)
-        check_finite(view, logits)
-        classes = view.class_scores(logits).argmax(1).cpu() if target is None else target
-        if against is not None:
-            _check_rivals(view, classes, against)
-        found = method.explain(images, classes, against)
-    except torch.OutOfMemoryError:
-        raise VitrailError(f"{len(pictures)} images at once do not fit in memory: use a smaller batch_size.") from None
+    batch = Batch(view, view.check_images(torch.stack([picture.pixels.to(view.device) for picture in pictures])))
+    (attribution, logits, target), *_ = scheduler.run([prediction(method, batch, target)])
     probabilities = view.probabilities(logits).cpu()
-    maps = found.map.float().cpu()
+    maps = attribution.map.float().cpu()
     seconds = (time.perf_counter() - begin) / len(pictures)
+    chunk = {"chunk": float(scheduler.smallest_chunk or 0)} if isinstance(method, MaskMethod) else {}
     for i, picture in enumerate(pictures):
-        index = int(classes[i])
-        rival = None if against is None else int(against[i])
+        index, *rival = target.row(i).about
         ranked = probabilities[i].argsort(descending=True, stable=True)[:5].tolist()
         yield Explanation(
-            maps[i].clone(),
-            picture.image,
-            view,
-            method.info.name,
-            {name: getattr(method, name) for name in method.parameters()},
-            index,
-            view.label(index),
-            float(probabilities[i, index]),
-            seconds,
-            picture.box,
-            view.name,
-            rival,
-            None if rival is None else view.label(rival),
-            [(k, view.label(k), float(probabilities[i, k])) for k in ranked],
-            {name: float(values[i]) for name, values in found.extras.items()},
-            picture.path,
-            method.info.signed,
+            map=maps[i].clone(),
+            image=picture.image,
+            model=view,
+            method=method.info.name,
+            params=method.params,
+            target=index,
+            label=view.label(index),
+            probability=float(probabilities[i, index]),
+            seconds=seconds,
+            box=picture.box,
+            model_name=view.name,
+            against=rival[0] if rival else None,
+            against_label=view.label(rival[0]) if rival else None,
+            top=[(k, view.label(k), float(probabilities[i, k])) for k in ranked],
+            extras={name: float(values[i]) for name, values in attribution.extras.items()} | chunk,
+            image_path=picture.path,
+            signed=method.info.signed,
             pixels=picture.pixels.cpu().clone() if picture.from_tensor else None,
             pixels_hash=tensor_hash(picture.pixels) if picture.from_tensor else None,
         )
 
 
-def _check_rivals(view: View, target: Tensor, against: Tensor) -> None:
-    same = target[target == against]
-    if len(same):
-        raise VitrailError(f"target and against are both {view.label(int(same[0]))}: nothing is left to explain.")
+def evaluate(
+    model: View | nn.Module | str,
+    data: Any,
+    methods: Sequence[Called | Method] | str | None = None,
+    metrics: Sequence[Called | Metric] | str | None = None,
+    *,
+    target: Explained | None = None,
+    protocol: str | None = None,
+    images: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    curves: bool = False,
+    strict: bool = False,
+) -> pd.DataFrame:
+    """Explains every image by every method and measures every map: one row per image, method and metric.
 
+    Args:
+        model: a view, a module that ``wrap`` takes, or a name that ``load`` takes.
+        data: a data set, what ``vitrail.data.open_data`` reads ("scenes:100", "imagenet:DIR", a folder), or images.
+        methods: names, names with parameters ("rise(masks=256)" or ("rise", {"masks": 256})), or methods; None = the
+            model's default method.
+        metrics: likewise; None = insertion and deletion.
+        target: the class that is explained and scored, "predicted" (the default) or "label".
+        protocol: a paper ("tis", "vit_cx", "vtranm", "skipplus", "rise"), for all metrics that know it; it also says
+            which class is explained. A metric with a protocol of its own, "insertion(protocol=tis)", does not say that.
+        images: so many images, drawn by ``seed``; None = all.
+        batch_size: images at a time; None = by device.
+        curves: adds a column with the curves.
+        strict: a broken image is an error; otherwise it is left out, counted and told.
 
-def check_finite(view: View, logits: Tensor) -> None:
-    if logits.isfinite().all():
-        return
-    broken = [name for name, weight in view.module.named_parameters() if not weight.isfinite().all()]
-    if broken:
-        reason = f"its weights are broken ({', '.join(broken[:3])}{', …' if len(broken) > 3 else ''})"
-    elif view.dtype in (torch.float16, torch.bfloat16):
-        reason = f"{view.dtype} is too narrow for it (try dtype=float32)"
-    else:
-        reason = "its values grow beyond what numbers can hold"
-    raise VitrailError(f"the logits of {view.name} are NaN or infinite: {reason}.")
+    The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained, seconds
+    (of the explanation; a trace that methods share counts for each), ties (the share of cells whose order the seed had
+    to draw), and parts where the value of a data set is made of more than values; ``summarise`` makes means and
+    intervals of them. What was left out is in ``attrs["skipped"]``.
+    """
+    import pandas as pd
+
+    view, rows, skipped = as_view(model), list[dict[str, Any]](), dict[str, str]()
+    chosen = open_examples(data, images, seed)
+    measures = build_metrics(metrics, protocol)
+    tasks = [Task(method, measures) for method in build_methods(view, methods)]
+    evaluation = Evaluation(view, tasks, explained_classes(target, protocol), class_map(view, chosen))
+    for batch in batches(chosen, images_at_once(view, batch_size), skipped, strict):
+        rows += [row for finding in evaluation.measure(batch, check=not rows) for row in finding.rows()]
+    if not rows:
+        broken = f": {len(skipped)} were broken ({next(iter(skipped.values()))})" if skipped else ""
+        raise VitrailError(f"{chosen.name} has no image that could be measured{broken}.")
+    if skipped:
+        first = next(iter(skipped.values()))
+        warnings.warn(f"{len(skipped)} of {len(chosen)} images were left out; the first: {first}", stacklevel=2)
+    frame = pd.DataFrame(rows)
+    dropped = [name for name, wanted in (("curve", curves), ("parts", frame["parts"].notna().any())) if not wanted]
+    frame = frame.drop(columns=dropped)
+    frame.attrs["skipped"] = skipped
+    return frame

@@ -1,4 +1,4 @@
-"""Methods and metrics with their parameters as one word: ``rise(masks=256, space=tokens)``."""
+"""Calls as text, ``rise(masks=256, space=tokens)``: parsing, printing, and checking parameters against their types."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ast
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitrail.errors import VitrailError
 
-# A quoted text as a whole, or a letter that divides.
+# A whole quoted string, or a separator.
 _PARTS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[][(){},]""", re.DOTALL)
 _WORDS = {"true": True, "false": False, "none": None, "inf": math.inf, "-inf": -math.inf}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -18,45 +19,68 @@ _CALL = re.compile(r"\s*([\w.]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
 def split_call(text: str) -> tuple[str, dict[str, Any]]:
-    """``"rise(masks=256)"`` → ``("rise", {"masks": 256})``; words that are no Python value are strings."""
-    found = _CALL.fullmatch(text)
-    if not found:
-        raise VitrailError(f"cannot read {text!r}: expected a name, or name(parameter=value, …).")
-    params = {}
-    for word in split_list(found[2] or ""):
-        key, equals, value = word.partition("=")
-        if not equals or not key.strip().isidentifier():
-            raise VitrailError(f"cannot read {word!r} in {text!r}: expected parameter=value.")
-        if key.strip() in params:
-            raise VitrailError(f"{key.strip()} is given twice in {text!r}.")
-        params[key.strip()] = _value(value.strip())
-    return found[1], params
+    """``"rise(masks=256)"`` → ``("rise", {"masks": 256})``; words that are not Python literals are strings."""
+    match = _CALL.fullmatch(text)
+    if not match:
+        raise VitrailError(f"cannot parse {text!r}: expected a name, or name(parameter=value, …).")
+    return match[1], parse_parameters(split_list(match[2] or ""), text)
+
+
+def parse_parameters(assignments: Sequence[str], text: str | None = None) -> dict[str, Any]:
+    """``["masks=256", "cluster=False"]`` → ``{"masks": 256, "cluster": False}``; ``text`` is where they stand."""
+    params: dict[str, Any] = {}
+    where = "" if text is None else f" in {text!r}"
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        key = key.strip()
+        if not equals or not key.isidentifier():
+            raise VitrailError(f"cannot parse {assignment!r}{where}: expected parameter=value.")
+        if key in params:
+            raise VitrailError(f"{key} is given twice{where}.")
+        params[key] = _value(value.strip())
+    return params
 
 
 def join_call(name: str, params: Mapping[str, Any]) -> str:
-    """The reverse of ``split_call``."""
+    """The inverse of ``split_call``."""
     return f"{name}({', '.join(f'{key}={_word(value)}' for key, value in params.items())})" if params else name
 
 
 def split_list(text: str | Sequence[str]) -> list[str]:
-    """Words between commas that stand in no bracket; several texts one after another."""
+    """Items between commas outside of brackets; several texts one after another."""
     if not isinstance(text, str):
-        return [word for one in text for word in split_list(one)]
-    words, awaited, start = [], "", 0
-    for found in _PARTS.finditer(text + ","):
-        letter = found[0]
-        if letter in _CLOSING:
-            awaited = _CLOSING[letter] + awaited
-        elif awaited and letter == awaited[0]:
-            awaited = awaited[1:]
-        elif letter in ")]}":
+        return [item for part in text for item in split_list(part)]
+    items, open_brackets, start = [], "", 0
+    for match in _PARTS.finditer(text + ","):
+        token = match[0]
+        if token in _CLOSING:
+            open_brackets = _CLOSING[token] + open_brackets
+        elif open_brackets and token == open_brackets[0]:
+            open_brackets = open_brackets[1:]
+        elif token in ")]}":
             break
-        elif letter == "," and not awaited:
-            words.append(text[start : found.start()].strip())
-            start = found.end()
+        elif token == "," and not open_brackets:
+            items.append(text[start : match.start()].strip())
+            start = match.end()
     if start <= len(text):
-        raise VitrailError(f"cannot read {text!r}: its brackets do not match.")
-    return [word for word in words if word]
+        raise VitrailError(f"cannot parse {text!r}: its brackets do not match.")
+    return [item for item in items if item]
+
+
+def check_parameters(owner: type, params: Mapping[str, Any]) -> None:
+    """Raises an error that names the parameter, its type and the value."""
+    hints = get_type_hints(owner)
+    for name, value in params.items():
+        if not _matches(value, hints[name]):
+            raise VitrailError(f"{name} must be {_type_name(hints[name])}, but got {value!r}.")
+
+
+def check_known(name: str, params: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuses unknown parameters and lists the known ones with their defaults."""
+    unknown = [key for key in params if key not in known]
+    if unknown:
+        listed = ", ".join(f"{key}={value!r}" for key, value in known.items() if key != "shape") or "none"
+        raise VitrailError(f"{name} has no parameter {', '.join(unknown)}; it has: {listed}.")
 
 
 def _value(text: str) -> Any:
@@ -69,3 +93,29 @@ def _value(text: str) -> Any:
 def _word(value: Any) -> str:
     plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value) and _value(value) == value
     return value if plain else repr(value)
+
+
+def _matches(value: Any, kind: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return any(_matches(value, option) for option in get_args(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is tuple:  # JSON has lists only
+        return isinstance(value, tuple | list) and all(_matches(item, get_args(kind)[0]) for item in value)
+    if kind is Any:
+        return True
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_type_name(option) for option in get_args(kind))
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(value) for value in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"several of {_type_name(get_args(kind)[0])}"
+    return {int: "an integer", float: "a number", bool: "true or false", NoneType: "None"}.get(kind, str(kind))

@@ -1,34 +1,29 @@
-"""``evaluate``: explain a data set by several methods and measure the maps."""
+"""Evaluation: batches of a data set explained by several methods, and the maps measured."""
 
 from __future__ import annotations
 
 import json
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitrail.api import as_view, check_finite, images_at_once
 from vitrail.calls import split_call, split_list
-from vitrail.data.annotations import annotated, class_map, own_class
+from vitrail.data.annotations import annotated, own_class
 from vitrail.data.base import DataSet, Example
-from vitrail.engine.scheduler import together
-from vitrail.engine.sharing import Kind, Wish, shared, united
-from vitrail.engine.trace import fits
+from vitrail.data.names import open_data
+from vitrail.engine.requests import Asking, Batch, Logits, check_finite
+from vitrail.engine.scheduler import Job, Scheduler
+from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Method
+from vitrail.methods.base import Attribution, Method
 from vitrail.methods.registry import build_method
-from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, asked_all, build_metric
+from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, ask_if_applicable, build_metric
 from vitrail.models.view import View
-from vitrail.models.vit import ViT, unchanged
 from vitrail.progress import counted
-
-if TYPE_CHECKING:
-    import pandas as pd
+from vitrail.targets import Target
 
 Explained = Literal["predicted", "label"]
 Called = str | tuple[str, Mapping[str, Any]]
@@ -43,64 +38,6 @@ EXPLAINED: dict[str, tuple[Explained, ...]] = {
 }
 
 
-def evaluate(
-    model: View | nn.Module | str,
-    data: Any,
-    methods: Sequence[Called | Method] | str | None = None,
-    metrics: Sequence[Called | Metric] | str | None = None,
-    *,
-    target: Explained | None = None,
-    protocol: str | None = None,
-    images: int | None = None,
-    seed: int = 0,
-    batch_size: int | None = None,
-    curves: bool = False,
-    strict: bool = False,
-) -> pd.DataFrame:
-    """Explains every image by every method and measures every map: one row per image, method and metric.
-
-    Args:
-        model: a view, a module that ``wrap`` takes, or a name that ``load`` takes.
-        data: a data set, what ``vitrail.data.open_data`` reads ("scenes:100", "imagenet:DIR", a folder), or images.
-        methods: names, names with parameters ("rise(masks=256)" or ("rise", {"masks": 256})), or methods; None = the
-            model's default method.
-        metrics: likewise; None = insertion and deletion.
-        target: the class that is explained and scored, "predicted" (the default) or "label".
-        protocol: a paper ("tis", "vit_cx", "vtranm", "skipplus", "rise"), for all metrics that know it; it also says
-            which class is explained. A metric with a protocol of its own, "insertion(protocol=tis)", does not say that.
-        images: so many images, drawn by ``seed``; None = all.
-        batch_size: images at a time; None = by device.
-        curves: adds a column with the curves.
-        strict: a broken image is an error; otherwise it is left out, counted and told.
-
-    The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained, seconds
-    (of the explanation; a trace that methods share counts for each), ties (the share of cells whose order the seed had
-    to draw), and parts where the value of a data set is made of more than values; ``summarise`` makes means and
-    intervals of them. What was left out is in ``attrs["skipped"]``.
-    """
-    import pandas as pd
-
-    view, found, skipped = as_view(model), list[dict[str, Any]](), dict[str, str]()
-    chosen = open_examples(data, images, seed)
-    measures = build_metrics(metrics, protocol)
-    tasks = [Task(method, measures) for method in build_methods(view, methods)]
-    common = common_wishes([task.method for task in tasks])
-    work = Work(view, tasks, explained_classes(target, protocol), class_map(view, chosen), common)
-    for batch in batches(chosen, images_at_once(view, batch_size), skipped, strict):
-        found += [row for finding in work.measure(batch, check=not found) for row in finding.rows()]
-    if not found:
-        told = f": {len(skipped)} were broken ({next(iter(skipped.values()))})" if skipped else ""
-        raise VitrailError(f"{chosen.name} has no image that could be measured{told}.")
-    if skipped:
-        first = next(iter(skipped.values()))
-        warnings.warn(f"{len(skipped)} of {len(chosen)} images were left out; the first: {first}", stacklevel=2)
-    frame = pd.DataFrame(found)
-    dropped = [name for name, wanted in (("curve", curves), ("parts", frame["parts"].notna().any())) if not wanted]
-    frame = frame.drop(columns=dropped)
-    frame.attrs["skipped"] = skipped
-    return frame
-
-
 @dataclass(frozen=True)
 class Task:
     """A method, and what its maps are measured by."""
@@ -109,17 +46,13 @@ class Task:
     metrics: Sequence[Metric]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found out about one image by one method, for one class."""
+    """The scores of one image by one method, for one class."""
 
-    example: Example
     method: Method
     explained: str
-    target: int
-    predicted: int
-    probability: float  # of the target
-    label: int | None
+    sight: Sight
     map: Tensor
     seconds: float
     scores: Sequence[tuple[Metric, Scored]]
@@ -128,12 +61,12 @@ class Finding:
         """One row per metric."""
         for metric, scored in self.scores:
             yield {
-                "image": self.example.id,
+                "image": self.sight.example.id,
                 "method": self.method.info.name,
                 "params": json.dumps(self.method.given(), sort_keys=True),
                 "metric": metric.call,
                 "value": scored.value,
-                "target": self.target,
+                "target": self.sight.target,
                 "explained": self.explained,
                 "seconds": self.seconds,
                 "ties": scored.extras.get("ties", float("nan")),
@@ -143,101 +76,187 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is done with each batch of images."""
+class Failure:
+    """A method that failed on an image, for some metrics."""
+
+    example: Example
+    method: Method
+    metrics: Sequence[Metric]
+    explained: str
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is done with each batch of images: every method explains it, then all maps are measured together."""
 
     view: View
     tasks: Sequence[Task]
     explained: Sequence[Explained]
     remap: Callable[[int], int]  # from the data set's classes to the model's
-    common: Mapping[Kind, Wish] = field(default_factory=dict)  # traces that several methods share
+    chunk_size: int | None = None
+    plan: Sequence[TraceSpec] = ()  # traces of all methods of a plan, also of those that are done
 
-    def measure(self, examples: Sequence[Example], check: bool = False) -> Iterator[Finding]:
+    def measure(self, examples: Sequence[Example], check: bool = False) -> list[Finding]:
         """The findings of a batch; ``check`` refuses a metric that none of these images can be measured by."""
+        findings: list[Finding] = []
+        for result in self._measure(examples, check, isolated=False):
+            assert isinstance(result, Finding)
+            findings.append(result)
+        return findings
+
+    def attempt(self, examples: Sequence[Example]) -> list[Finding | Failure]:
+        """As ``measure``, but what fails is tried image by image and then returned as a failure."""
+        return list(self._measure(examples, False, isolated=True))
+
+    def _measure(self, examples: Sequence[Example], check: bool, isolated: bool) -> Iterator[Finding | Failure]:
+        view, scheduler = self.view, Scheduler(self.chunk_size, self.plan)
+        with torch.inference_mode(False):
+            images = view.check_images(torch.stack([view.preprocess(example.image) for example in examples]))
+            batch = Batch(view, images)
+            labels = [own_class(view, example, self.remap) for example in examples]
+            for kind in self.explained:
+                if kind == "label" and None in labels:
+                    raise VitrailError('target="label" explains the true class, which not every image has.')
+                target = (
+                    Target() if kind == "predicted" else Target(torch.tensor([int(label or 0) for label in labels]))
+                )
+                explaining = [Job(task.method.explained(batch, target)) for task in self.tasks]
+                predicting = Job(_logits(batch))
+                scheduler.run_jobs([*explaining, predicting], isolated)
+                sights = self._sights(examples, batch, predicting.result, target, labels)
+                yield from self._measure_maps(scheduler, kind, sights, explaining, check, isolated)
+
+    def _sights(
+        self, examples: Sequence[Example], batch: Batch, logits: Tensor, target: Target, labels: list[int | None]
+    ) -> list[Sight]:
+        """What is known of each image."""
         view = self.view
-        pixels = view.check_images(torch.stack([view.preprocess(one.image) for one in examples]))
-        with torch.no_grad():
-            logits = view.logits(pixels)
         check_finite(view, logits)
-        probabilities = view.probabilities(logits)
+        probabilities = view.probabilities(logits).cpu()
         predicted = view.class_scores(logits).argmax(1).tolist()
-        labels = [own_class(view, one, self.remap) for one in examples]
-        for kind in self.explained:
-            if kind == "label" and None in labels:
-                raise VitrailError('target="label" explains the true class, which not every image has.')
-            targets = predicted if kind == "predicted" else [int(label or 0) for label in labels]
-            known = [
-                {
-                    "view": view,
-                    "pixels": pixels[i : i + 1],
-                    "target": targets[i],
-                    "predicted": predicted[i],
-                    "label": labels[i],
-                    **annotated(view, one, targets[i], labels[i], self.remap),
-                }
-                for i, one in enumerate(examples)
-            ]
-            with unchanged():
-                found = self._measure(examples, pixels, known, check)
-            for example, about, method, case, seconds, scores in found:
-                probability = float(probabilities[about, case.target])
+        targets = predicted if target.index is None else target.index.tolist()
+        return [
+            Sight(
+                example=example,
+                pixels=batch.images[i : i + 1],
+                target=targets[i],
+                predicted=predicted[i],
+                label=labels[i],
+                probability=float(probabilities[i, targets[i]]),
+                predicted_probability=float(probabilities[i, predicted[i]]),
+                known=annotated(view, example, targets[i], labels[i], self.remap),
+            )
+            for i, example in enumerate(examples)
+        ]
+
+    def _measure_maps(
+        self,
+        scheduler: Scheduler,
+        kind: Explained,
+        sights: list[Sight],
+        explaining: Sequence[Job[Attribution]],
+        check: bool,
+        isolated: bool,
+    ) -> Iterator[Finding | Failure]:
+        measurements: list[Measurement] = []
+        for task, job in zip(self.tasks, explaining, strict=True):
+            if job.error is not None:
+                yield from self._failed(task.method, task.metrics, sights, kind, job.error)
+                continue
+            cases = self._cases(sights, job.result)
+            if check:
+                check_apply([metric for metric in task.metrics if isinstance(metric, MapMetric)], cases)
+            measurements.append(Measurement(task, cases, job.seconds / len(sights)))
+        scheduler.run_jobs([job for each in measurements for _, jobs in each.of_maps for job in jobs], isolated)
+        for measurement in measurements:
+            method = measurement.task.method
+            for metric, method_job in measurement.of_methods:  # one after another: each may hold a copy of the model
+                scheduler.run_jobs([method_job], isolated)
+                if method_job.error is not None:
+                    yield from self._failed(method, [metric], sights, kind, method_job.error)
+            for i, sight in enumerate(sights):
+                scores, errors = measurement.results(i)
+                yield from (Failure(sight.example, method, [metric], kind, error) for metric, error in errors)
                 yield Finding(
-                    example,
-                    method,
-                    kind,
-                    case.target,
-                    case.predicted,
-                    probability,
-                    case.label,
-                    case.map,
-                    seconds,
-                    scores,
+                    method=method,
+                    explained=kind,
+                    sight=sight,
+                    map=measurement.cases[i].map,
+                    seconds=measurement.seconds,
+                    scores=scores,
                 )
 
-    def _measure(
-        self, examples: Sequence[Example], pixels: Tensor, known: list[dict[str, Any]], check: bool
-    ) -> list[tuple[Example, int, Method, Case, float, list[tuple[Metric, Scored]]]]:
-        """Explains by each method; then all maps of the batch are measured together."""
-        waiting = []
-        for task, (cases, seconds) in zip(self.tasks, self._explain_all(pixels, known, check), strict=True):
-            of_maps = _of_maps(task)
-            again = [(one, one.measure(task.method, cases)) for one in task.metrics if isinstance(one, MethodMetric)]
-            for i, case in enumerate(cases):
-                own = [(metric, scored[i]) for metric, scored in again]
-                waiting.append((i, task.method, case, seconds, of_maps, own))
-        measured = together([asked_all(of_maps, case) for _, _, case, _, of_maps, _ in waiting])
+    def _failed(
+        self, method: Method, metrics: Sequence[Metric], sights: list[Sight], kind: Explained, error: Exception
+    ) -> Iterator[Finding | Failure]:
+        """What failed for a batch is tried image by image."""
+        for sight in sights:
+            if len(sights) > 1:
+                yield from replace(self, tasks=[Task(method, metrics)], explained=(kind,)).attempt([sight.example])
+            else:
+                yield Failure(sight.example, method, metrics, kind, error)
+
+    def _cases(self, sights: Sequence[Sight], attribution: Attribution) -> list[Case]:
+        extras = {name: values.tolist() for name, values in attribution.extras.items()}
         return [
-            (examples[i], i, method, case, seconds, [*zip(of_maps, scores, strict=True), *own])
-            for (i, method, case, seconds, of_maps, own), scores in zip(waiting, measured, strict=True)
+            Case(
+                view=self.view,
+                pixels=sight.pixels,
+                map=attribution.map[i],
+                target=sight.target,
+                predicted=sight.predicted,
+                label=sight.label,
+                extras={name: values[i] for name, values in extras.items()},
+                **sight.known,
+            )
+            for i, sight in enumerate(sights)
         ]
 
-    def _explain_all(self, pixels: Tensor, known: list[dict[str, Any]], check: bool) -> list[tuple[list[Case], float]]:
-        """The cases of each task, and the seconds per image; methods that share a trace go together."""
-        target = torch.tensor([one["target"] for one in known])
-        groups: dict[Any, list[int]] = {}
-        for place, task in enumerate(self.tasks):
-            wish = task.method.wish() if self.common else None
-            groups.setdefault(wish.kind if wish and wish.kind in self.common else place, []).append(place)
-        found: dict[int, tuple[list[Case], float]] = {}
-        for kind, places in groups.items():
-            with shared(self.common.get(kind), self.view, pixels, target) as trace:
-                for place in places:
-                    cases, seconds = self._explain(self.tasks[place].method, pixels, known)
-                    if check:
-                        check_apply(_of_maps(self.tasks[place]), cases)
-                    found[place] = cases, seconds + (trace.taken() / len(known) if trace else 0)
-        return [found[place] for place in range(len(self.tasks))]
 
-    def _explain(self, method: Method, pixels: Tensor, known: list[dict[str, Any]]) -> tuple[list[Case], float]:
-        begin = time.perf_counter()
-        found = method.explain(pixels, [one["target"] for one in known])
-        seconds = (time.perf_counter() - begin) / len(known)
-        extras = {name: values.tolist() for name, values in found.extras.items()}
-        cases = [
-            Case(map=found.map[i], extras={name: values[i] for name, values in extras.items()}, **one)
-            for i, one in enumerate(known)
-        ]
-        return cases, seconds
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sight:
+    """An image as the model sees it: pixels, classes, annotations."""
+
+    example: Example
+    pixels: Tensor  # (1, 3, H, W)
+    target: int
+    predicted: int
+    label: int | None
+    probability: float  # of the target
+    predicted_probability: float
+    known: dict[str, Any] = field(default_factory=dict)
+
+
+class Measurement:
+    """The maps of a batch by one method, and the jobs that measure them."""
+
+    def __init__(self, task: Task, cases: list[Case], seconds: float) -> None:
+        self.task, self.cases, self.seconds = task, cases, seconds
+        self.of_maps: list[tuple[MapMetric, list[Job[Scored]]]] = []
+        self.of_methods: list[tuple[MethodMetric, Job[list[Scored]]]] = []
+        for metric in task.metrics:
+            if isinstance(metric, MapMetric):
+                self.of_maps.append((metric, [Job(ask_if_applicable(metric, case)) for case in cases]))
+            elif isinstance(metric, MethodMetric):
+                self.of_methods.append((metric, Job(metric.ask(task.method, cases))))
+
+    def results(self, i: int) -> tuple[list[tuple[Metric, Scored]], list[tuple[Metric, Exception]]]:
+        """What the metrics scored for one image, and what failed for it alone."""
+        scores: list[tuple[Metric, Scored]] = []
+        errors: list[tuple[Metric, Exception]] = []
+        for metric, jobs in self.of_maps:
+            error = jobs[i].error
+            if error is None:
+                scores.append((metric, jobs[i].result))
+            else:
+                errors.append((metric, error))
+        scores += [(metric, job.result[i]) for metric, job in self.of_methods if job.error is None]
+        return scores, errors
+
+
+def _logits(batch: Batch) -> Asking[Tensor]:
+    return (yield Logits(batch))
 
 
 def check_apply(metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
@@ -251,28 +270,19 @@ def check_apply(metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
             )
 
 
-def _of_maps(task: Task) -> list[MapMetric]:
-    return [one for one in task.metrics if isinstance(one, MapMetric)]
-
-
-def common_wishes(methods: Sequence[Method]) -> dict[Kind, Wish]:
-    """The traces that several of these methods can share."""
-    wishes = [(one.model, one.wish()) for one in methods]
-    return united(
-        wish for model, wish in wishes if wish is not None and isinstance(model, ViT) and fits(wish, model.num_layers)
-    )
+def default_method(view: View) -> str:
+    """The method that is used where none is named."""
+    return "decompx.skipplus" if view.has_tokens else "vit_cx"
 
 
 def open_examples(data: Any, images: int | None, seed: int) -> DataSet:
-    """The data set, or so many images of it."""
-    from vitrail.data.names import open_data
-
+    """The data set, or a sample of its images."""
     if images is not None and images < 1:
         raise VitrailError(f"images must be at least 1, but got {images}.")
-    found = open_data(data)
-    if not len(found):
-        raise VitrailError(f"{found.name} is empty: expected at least one image.")
-    return found if images is None or images >= len(found) else found.subset(images, seed)
+    opened = open_data(data)
+    if not len(opened):
+        raise VitrailError(f"{opened.name} is empty: expected at least one image.")
+    return opened if images is None or images >= len(opened) else opened.subset(images, seed)
 
 
 def batches(data: DataSet, size: int, skipped: dict[str, str], strict: bool) -> Iterator[list[Example]]:
@@ -297,19 +307,17 @@ def batches(data: DataSet, size: int, skipped: dict[str, str], strict: bool) -> 
 
 def build_methods(view: View, methods: Sequence[Called | Method] | str | None) -> list[Method]:
     """Methods from names, calls or methods."""
-    from vitrail.api import default_method
-
     asked = [default_method(view)] if methods is None else split_list(methods) if isinstance(methods, str) else methods
     if not len(asked):
         raise VitrailError("no method was given: name at least one, or give None for the model's default.")
     built = []
-    for one in asked:
-        if isinstance(one, Method):
-            if one.model is not view:
-                raise VitrailError(f"the method {one.info.name} was built for another model.")
-            built.append(one)
+    for item in asked:
+        if isinstance(item, Method):
+            if item.model is not view:
+                raise VitrailError(f"the method {item.info.name} was built for another model.")
+            built.append(item)
         else:
-            name, params = split_call(one) if isinstance(one, str) else one
+            name, params = split_call(item) if isinstance(item, str) else item
             built.append(build_method(name, view, **params))
     return built
 
@@ -324,11 +332,11 @@ def build_metrics(metrics: Sequence[Called | Metric] | str | None, protocol: str
     if protocol is not None and protocol not in ("default", *EXPLAINED):
         raise VitrailError(f"there is no protocol {protocol!r}: expected default, {', '.join(EXPLAINED)}.")
     built = []
-    for one in asked:
-        if isinstance(one, Metric):
-            built.append(one)
+    for item in asked:
+        if isinstance(item, Metric):
+            built.append(item)
             continue
-        name, params = split_call(one) if isinstance(one, str) else (one[0], dict(one[1]))
+        name, params = split_call(item) if isinstance(item, str) else (item[0], dict(item[1]))
         metric = build_metric(name, **params)
         if protocol in metric.info.protocols and "protocol" not in params and protocol != "default":
             metric = build_metric(name, protocol=protocol, **params)

@@ -13,25 +13,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitrail.data.images import image_hash
+from vitrail.calls import join_call, split_list
+from vitrail.data.images import image_hash, read_image
+from vitrail.engine.maps import min_max
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
+from vitrail.methods.base import MethodFactory
+from vitrail.methods.registry import get_method
+from vitrail.metrics.measuring import measure_alone
+from vitrail.models.loading import as_view, load
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
 from vitrail.show.colours import Scale
 from vitrail.show.figure import labelled, overlay
-from vitrail.show.heatmap import fit_to_image, min_max
+from vitrail.show.heatmap import fit_to_image
+from vitrail.show.plots import curve_picture
 from vitrail.version import __version__
-
-if TYPE_CHECKING:
-    from vitrail.methods.base import Method
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
@@ -76,23 +80,18 @@ class Explanation:
 
     def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
         """How good the map is, by metrics that need no more than the model and the image; kept with the explanation."""
-        from vitrail.calls import split_list
-        from vitrail.metrics.measuring import measure_alone
-
         if self.model is None:
             raise VitrailError("this explanation was opened without its model: give vitrail.open(…, model=).")
         pixels = self._pixels(self.model)
         for name in split_list(metrics):
-            found = measure_alone(name, self.model, pixels, self.map, self.target, self.extras)
-            self.scores[name] = found.value
-            if found.curve is not None:
-                self.curves[name] = found.curve
+            scored = measure_alone(name, self.model, pixels, self.map, self.target, self.extras)
+            self.scores[name] = scored.value
+            if scored.curve is not None:
+                self.curves[name] = scored.curve
         return dict(self.scores)
 
     def curve_picture(self) -> Image.Image:
         """The curves behind the scores."""
-        from vitrail.show.plots import curve_picture
-
         if not self.curves:
             raise VitrailError("there are no curves yet: call score() first.")
         return curve_picture(self.curves, self.scores, f"{self.title}, {self.call}")
@@ -129,8 +128,6 @@ class Explanation:
     @property
     def call(self) -> str:
         """The method with the parameters that are not at their default: ``rise(masks=32)``."""
-        from vitrail.calls import join_call
-
         kind = self._kind()
         usual = {} if kind is None else kind.parameters()
         params = {name: tuple(value) if isinstance(value, list) else value for name, value in self.params.items()}
@@ -150,10 +147,8 @@ class Explanation:
         remark = [] if self.class_specific else ["the same for every class"]
         return " · ".join([f"{self.call} on {self.model_name}", *remark, *scores])
 
-    def _kind(self) -> type[Method] | None:
+    def _kind(self) -> MethodFactory | None:
         """The class of the method; None for one of somebody's own that is not registered here."""
-        from vitrail.methods.registry import get_method
-
         try:
             return get_method(self.method)
         except VitrailError:
@@ -280,8 +275,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _find_image(saved: Mapping[str, Any], given: Any, path: Path) -> Image.Image:
-    from vitrail.data.images import read_image
-
     if given is None and saved["path"] is None:
         raise VitrailError(f"{path} was made from an image in memory: give it as image=.")
     if given is None and not Path(saved["path"]).exists():
@@ -315,8 +308,6 @@ def _steps(saved: Mapping[str, Any]) -> Preprocess:
 
 
 def _find_model(saved: Mapping[str, Any], given: View | nn.Module | str | None, path: Path, check: bool) -> View | None:
-    from vitrail.api import as_view
-
     if given is None and not check:
         return None
     view = _load_again(saved, path) if given is None else as_view(given)
@@ -330,8 +321,6 @@ def _find_model(saved: Mapping[str, Any], given: View | nn.Module | str | None, 
 
 
 def _load_again(saved: Mapping[str, Any], path: Path) -> View:
-    from vitrail.models.loading import load
-
     if saved["load"] is None:
         raise VitrailError(f"the model of {path} ({saved['name']}) was not loaded by name: give it as model=.")
     spec = dict(saved["load"])

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 from vitrail.bench.run import Step, run
 from vitrail.bench.store import Store
+from vitrail.cli import board as boards
 from vitrail.cli.bench import watch_run
 from vitrail.cli.board import Board, Tally, board_of, image_ids, span
 from vitrail.cli.program import app, bench
-from vitrail.cli import board as boards
 
 METHODS = ["random", "gen_att"]
 METRICS = ["sparseness", "insertion(steps=4)"]

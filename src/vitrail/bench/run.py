@@ -7,8 +7,8 @@ import io
 import json
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,33 +22,31 @@ from vitrail.api import BATCH
 from vitrail.bench.applicability import check_metrics_apply
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.store import Keeper, Store, environment
-from vitrail.calls import join_call
-from vitrail.data.annotations import class_map, own_class
+from vitrail.data.annotations import class_map
 from vitrail.data.base import DataSet, Example
 from vitrail.data.images import image_hash
 from vitrail.data.names import data_name
-from vitrail.engine.scheduler import fixed_chunks
+from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.evaluation import (
+    Evaluation,
     Explained,
+    Failure,
     Finding,
+    Sight,
     Task,
-    Work,
     build_methods,
     build_metrics,
-    common_wishes,
     explained_classes,
     open_examples,
 )
-from vitrail.metrics.base import Metric
+from vitrail.methods.base import Method
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
 
 EVERY = 3.0  # seconds between parts
 CHEAP = 4  # passes of a method that is explained again where a plan spares the dear ones
 FIXED_CHUNK = 64
-GRID = (14, 14)  # of maps of models without tokens
 THUMBNAIL = 192
 
 Loader = Callable[[ModelSpec], View]
@@ -155,10 +153,10 @@ class ModelRun:
         self.explained = explained_classes(plan.target, plan.protocol)
         # by what they are, not by how the plan spells them: tis and tis(masks=1024) are the same work
         built = build_methods(view, plan.methods)
-        self.methods = {join_call(one.info.name, one.given()): one for one in built}
+        self.methods = {method.call: method for method in built}
         # of the plan, not of what is missing: a run that was stopped goes on with the same traces
-        self.common = common_wishes(list(self.methods.values()))
-        self.metrics = {one.call: one for one in build_metrics(plan.metrics, plan.protocol)}
+        self.traces = traces_of(self.methods.values())
+        self.metrics = {metric.call: metric for metric in build_metrics(plan.metrics, plan.protocol)}
         about = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
         self.model_hash = _hash(view.fingerprint(), about)
         self.data_name = data_name(plan.data)
@@ -178,8 +176,6 @@ class ModelRun:
         places = range(len(self.data)) if positions is None else positions
         with ExitStack() as stack:
             stack.callback(self._flush)
-            if self.plan.deterministic:
-                stack.enter_context(fixed_chunks(FIXED_CHUNK))
             for count, place in enumerate(places, 1):
                 read = self._read(place, done)
                 if read is not None:
@@ -223,73 +219,67 @@ class ModelRun:
         """All rows of some images, put into the buffer together."""
         hashes = {id(example): about for example, about in group}
         rows: list[dict[str, Any]] = []
-        errors, seen = 0, set[int]()
+        errors, sights = 0, dict[int, Sight]()
         if self.view.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.view.device)
         for kind in self.explained:
             wanted: dict[str, list[str]] = {}
-            for method, metric, own in pairs:
-                if own == kind:
+            for method, metric, explained in pairs:
+                if explained == kind:
                     wanted.setdefault(method, []).append(metric)
-            for found in self._findings([example for example, _ in group], wanted, kind):
-                about = hashes[id(found.example)]
-                if isinstance(found, Failure):
+            for result in self._results([example for example, _ in group], wanted, kind):
+                if isinstance(result, Failure):
                     errors += 1
+                    example, made = result.example, self._failed(result)
                 else:
-                    seen.add(id(found.example))
-                for pair, row in self._failed(found) if isinstance(found, Failure) else self._rows(found):
+                    example, made = result.sight.example, self._rows(result)
+                    sights[id(example)] = result.sight
+                about = hashes[id(example)]
+                for pair, row in made:
                     rows.append({**row, "metric": pair[1], "key": self._key(about, pair), "image_hash": about})
         self._note(rows, errors)
         self.outcome.images += len(group)
         if self.plan.maps:
-            self.pictures += [self._picture(example) for example, _ in group if id(example) in seen]
+            self.pictures += [self._picture(sights[id(example)]) for example, _ in group if id(example) in sights]
 
-    def _findings(
-        self, examples: list[Example], wanted: dict[str, list[str]], kind: Explained, share: bool = True
-    ) -> Iterator[Finding | Failure]:
-        """What is found; what fails is tried image by image, method by method, metric by metric, then given up."""
-        tasks = [Task(self.methods[method], [self.metrics[m] for m in metrics]) for method, metrics in wanted.items()]
+    def _results(
+        self, examples: list[Example], wanted: dict[str, list[str]], kind: Explained
+    ) -> list[Finding | Failure]:
+        """What is measured; what fails was tried image by image and metric by metric."""
+        tasks = [
+            Task(self.methods[method], [self.metrics[name] for name in metrics]) for method, metrics in wanted.items()
+        ]
+        chunk = FIXED_CHUNK if self.plan.deterministic else None
+        evaluation = Evaluation(self.view, tasks, (kind,), self.remap, chunk, self.traces)
         try:
-            common = self.common if share else {}
-            yield from list(Work(self.view, tasks, (kind,), self.remap, common).measure(examples))
-            return
-        except Exception as error:  # whatever a method or metric of anyone raises; nothing is written in here
-            reason = _told(error)
-        if len(examples) > 1:
-            for example in examples:
-                yield from self._findings([example], wanted, kind)
-        elif len(wanted) > 1:
-            for method, metrics in wanted.items():
-                yield from self._findings(examples, {method: metrics}, kind, share=False)
-        elif share and self.common:
-            yield from self._findings(examples, wanted, kind, share=False)
-        else:
-            ((method, metrics),) = wanted.items()
-            if len(metrics) > 1:
-                for metric in metrics:
-                    yield from self._findings(examples, {method: [metric]}, kind, share=False)
-            else:
-                yield Failure(examples[0], method, metrics[0], kind, reason)
+            return evaluation.attempt(examples)
+        except Exception as error:  # of the images or the model itself, not of a method
+            if len(examples) > 1:
+                return [result for example in examples for result in self._results([example], wanted, kind)]
+            return [
+                Failure(examples[0], task.method, [metric], kind, error) for task in tasks for metric in task.metrics
+            ]
 
-    def _rows(self, found: Finding) -> Iterator[tuple[Pair, dict[str, Any]]]:
-        call = next(call for call, method in self.methods.items() if method is found.method)
-        calls = {id(metric): name for name, metric in self.metrics.items()}
+    def _rows(self, finding: Finding) -> Iterator[tuple[Pair, dict[str, Any]]]:
+        call, example = finding.method.call, finding.sight.example
         if self.plan.maps:
-            grid = self.view.grid if isinstance(self.view, ViT) else GRID
-            own = found.map.float()
-            own = own if tuple(own.shape) == grid else F.adaptive_avg_pool2d(own[None, None], grid)[0, 0]
-            largest = own.abs().max()  # to 1, or what is small would be nothing in fp16
-            self.maps[f"{self.name}|{found.example.id}|{call}|{found.explained}"] = (
-                own / largest if largest > 0 else own
-            )
-        for (metric, _), row in zip(found.scores, found.rows(), strict=True):
-            yield (call, calls[id(metric)], found.explained), {**row, "label": found.label}
+            values = finding.map.float()
+            if tuple(values.shape) != self.view.cells:
+                values = F.adaptive_avg_pool2d(values[None, None], self.view.cells)[0, 0]
+            largest = values.abs().max()  # to 1, or what is small would be nothing in fp16
+            key = f"{self.name}|{example.id}|{call}|{finding.explained}"
+            self.maps[key] = values / largest if largest > 0 else values
+        for (metric, _), row in zip(finding.scores, finding.rows(), strict=True):
+            yield (call, metric.call, finding.explained), {**row, "label": finding.sight.label}
 
-    def _failed(self, found: Failure) -> Iterator[tuple[Pair, dict[str, Any]]]:
-        method = self.methods[found.method]
+    def _failed(self, failure: Failure) -> Iterator[tuple[Pair, dict[str, Any]]]:
+        method = failure.method
         about = {"method": method.info.name, "params": json.dumps(method.given(), sort_keys=True)}
-        row = {**about, "image": found.example.id, "explained": found.kind, "error": found.reason}
-        yield (found.method, found.metric, found.kind), row
+        reason = failure.error
+        message = str(reason) if isinstance(reason, VitrailError) else f"{type(reason).__name__}: {reason}"
+        row = {**about, "image": failure.example.id, "explained": failure.explained, "error": message}
+        for metric in failure.metrics:
+            yield (method.call, metric.call, failure.explained), row
 
     def _note(self, rows: list[dict[str, Any]], errors: int) -> None:
         """Keeps rows, counts them, and has them told to whoever watches."""
@@ -329,24 +319,19 @@ class ModelRun:
             self.keeper.add_rows(rows)
         self.written = time.monotonic()
 
-    def _picture(self, example: Example) -> dict[str, Any]:
-        pixels = self.view.preprocess(example.image)
-        seen = self.view.preprocessing.denormalise(pixels)
-        seen.thumbnail((THUMBNAIL, THUMBNAIL))
+    def _picture(self, sight: Sight) -> dict[str, Any]:
+        """A thumbnail of what the model saw, with what it said."""
+        thumbnail = self.view.preprocessing.denormalise(sight.pixels[0])
+        thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
         buffer = io.BytesIO()
-        seen.save(buffer, "JPEG", quality=85)
-        with torch.no_grad():
-            probabilities = self.view.probabilities(self.view.logits(pixels[None]))[0]
-        top = int(probabilities.argmax())
-        index = own_class(self.view, example, self.remap)
-        label = "" if index is None else self.view.label(index)
+        thumbnail.save(buffer, "JPEG", quality=85)
         return {
-            "image": example.id,
+            "image": sight.example.id,
             "model": self.name,
             "jpeg": buffer.getvalue(),
-            "label": label,
-            "predicted": self.view.label(top),
-            "probability": float(probabilities[top]),
+            "label": "" if sight.label is None else self.view.label(sight.label),
+            "predicted": self.view.label(sight.predicted),
+            "probability": sight.predicted_probability,
         }
 
     def _affordable(self, method: str, metric: str) -> bool:
@@ -359,28 +344,22 @@ class ModelRun:
 
     def _key(self, about: str, pair: Pair) -> str:
         method, metric = self.methods[pair[0]], self.metrics[pair[1]]
-        how = [method.info.name, method.version, {name: getattr(method, name) for name in method.parameters()}]
-        what: list[Any] = [metric.info.name, metric.version, _all(metric)]
+        how = [method.info.name, method.version, method.params]
+        what: list[Any] = [metric.info.name, metric.version, metric.params]
         return _hash(about, self.model_hash, json.dumps([how, what, pair[2]], sort_keys=True, default=str))
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A method that failed on an image, for one metric."""
-
-    example: Example
-    method: str
-    metric: str
-    kind: str
-    reason: str
 
 
 def _told(error: Exception) -> str:
     return str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}"
 
 
-def _all(metric: Metric) -> dict[str, Any]:
-    return {name: getattr(metric, name) for name in metric.parameters()}
+def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
+    """The traces that methods will ask for; a method that refuses its parameters does so when it runs."""
+    specs: list[TraceSpec] = []
+    for method in methods:
+        with suppress(VitrailError):
+            specs += method.needs()
+    return specs
 
 
 def _annotations(example: Example) -> str:

@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vitrail.api import check_finite, default_method, explain_each, see
+from vitrail.api import explain_each, see
 from vitrail.cli.outputs import class_part, file_stems, join_parts, own_results, params_part, several
 from vitrail.data.images import image_files
+from vitrail.engine.requests import check_finite
 from vitrail.errors import VitrailError
+from vitrail.evaluation import default_method
 from vitrail.explanation import Explanation
 from vitrail.files import write_together
 from vitrail.methods.base import Method

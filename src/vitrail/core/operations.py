@@ -43,6 +43,26 @@ class Blind:
         return False
 
 
+class ReadoutRecorder(Blind):
+    """A recorder of what the head pools: ρ (B, n), the share of each token."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth, self.tokens = depth, 0
+        self.readout: Tensor | None = None
+
+    def see(self, name: str, layer: int, x: Tensor) -> Tensor:
+        if name == "x":
+            self.tokens = x.shape[1]
+        elif name == "readout":
+            self.readout = x.detach()
+        elif name == "A" and layer == self.depth:  # an attention pool is what the head reads
+            self.readout = F.pad(x.detach().mean(1).squeeze(1), (self.tokens - x.shape[-1], 0))
+        return x
+
+    def wants(self, name: str, layer: int) -> bool:
+        return layer == self.depth
+
+
 class Walk:
     """The operations of one network under one rule.
 
@@ -66,7 +86,7 @@ class Walk:
         self.prefix = architecture.embedding.prefix.shape[0]
         self.keep = keep
         # nobody asks how relevance flows back, or what passes by
-        self.bare = type(self.rule) is Plain and isinstance(self.recorder, Blind)
+        self.bare = type(self.rule) is Plain and type(self.recorder) is Blind
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → x_0 (B, P + N, d): after positions, prefix tokens and the norm before the blocks."""

@@ -21,6 +21,12 @@ class Plain:
 
     name: ClassVar[str] = "plain"
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         if norm.rms:
             return F.rms_norm(x, (norm.width,), norm.weight, norm.eps)

@@ -1,332 +1,433 @@
-"""Scores of many token subsets or masked images: the one loop behind every mask method and every curve.
+"""The scheduler: it answers what methods, metrics and predictions ask of networks.
 
-Whoever wants scores is a generator that yields requests and is sent their answers; ``together`` runs several at once,
-so that the variants of many images share their chunks.
+Requests of one kind are batched across methods, metrics and images; traces of one batch that differ only in what they
+keep are one trace. Chunk sizes, precision, out of memory and progress live here and nowhere else.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from vitrail.core.operations import Walk
+from vitrail.core.parts import Architecture
+from vitrail.core.precision import lowered
+from vitrail.core.rules import get_rule
+from vitrail.engine.requests import (
+    Asking,
+    Logits,
+    PixelGradients,
+    Request,
+    Tokens,
+    Traced,
+    Variants,
+    as_list,
+    forward,
+    joined,
+    size,
+)
+from vitrail.engine.trace import Trace, TraceSpec, join_traces, make_trace
+from vitrail.errors import VitrailError
 from vitrail.models.view import View
-from vitrail.models.vit import ViT, products_in, unchanged
 from vitrail.progress import counted
 
-# Sizes of a chunk. The start is chosen by free memory, never by timing; out of memory steps down and goes on.
+# Chunk sizes. The first is chosen by free memory, never by timing; out of memory steps down and goes on.
 LADDER = (2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
-# Beyond this a CPU gains nothing: the activations leave its caches.
-CPU_CHUNK, CPU_TOKENS = 64, 3200
+# Larger chunks gain nothing on a CPU: the activations leave its caches.
+CPU_CHUNK, CPU_TOKENS, CPU_GRADIENTS = 64, 3200, 8
 # Bytes that one token of one image holds at the widest point of a block, in units of its width × element size.
 WIDEST = 14
-# How much one chunk may hold: more does not make a GPU faster.
+# Bytes that one chunk may hold: more does not make a GPU faster.
 MOST_BYTES = 16 * 2**30
 
 T = TypeVar("T")
 
-_fixed: ContextVar[int | None] = ContextVar("_fixed", default=None)
 
+@dataclass(eq=False)
+class Job(Generic[T]):
+    """An asker that the scheduler runs: its result or its error, and the seconds it took.
 
-@dataclass(frozen=True)
-class Reading:
-    """What is wanted of logits. Requests that read the same way are read together, whatever each is ``about``."""
-
-    def __call__(self, view: View, logits: Tensor, about: Tensor) -> Tensor:
-        """(m, C) logits and what each row is about (m, k) → (m, …)."""
-        return logits
-
-
-@dataclass(frozen=True)
-class ClassScore(Reading):
-    """y of a class; ``about`` holds it and, where it is ``opposed``, its rival."""
-
-    output: str = "probability"
-    opposed: bool = False
-
-    def __call__(self, view: View, logits: Tensor, about: Tensor) -> Tensor:
-        rival = about[:, 1] if self.opposed else None
-        return view.score(at_least_single(logits), about[:, 0], rival, self.output)
-
-
-@dataclass(kw_only=True)
-class Request:
-    """Variants of one image that the model is asked about.
-
-    Requests of one key share chunks: their inputs are put one behind another.
+    A trace that jobs share counts for each of them; chunks that they share count by their share of the variants.
     """
 
-    view: View
-    count: int
-    length: int  # tokens of one variant
-    reading: Reading = Reading()
-    about: tuple[int, ...] = ()
-    name: str = "masks"
-    reduced: bool = False  # whether bf16 will do, where the device is faster with it
+    asker: Asking[T]
+    seconds: float = 0.0
+    error: Exception | None = None
+    _result: T | None = None
+    _requests: list[Request] = field(default_factory=list)
+    _several: bool = False
+    _answers: dict[int, Any] = field(default_factory=dict)  # by place in _requests
 
     @property
-    def key(self) -> Hashable:
-        return type(self), id(self.view), self.length, self.reading, self.reduced, self.name
+    def result(self) -> T:
+        """What the asker returned; raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return cast(T, self._result)
 
-    @staticmethod
-    def inputs(pieces: Sequence[tuple[Any, slice]]) -> tuple[Tensor, ...]:
-        """What ``logits`` takes, of some of the variants of some requests."""
-        raise NotImplementedError
+    def advance(self, answers: Any) -> bool:
+        """Sends the answers; whether it asks for more."""
+        begin = time.perf_counter()
+        try:
+            item = self.asker.send(answers)
+        except StopIteration as end:
+            self._result = end.value
+            return False
+        except Exception as error:
+            self.error = error
+            return False
+        finally:
+            self.seconds += time.perf_counter() - begin
+        self._requests, self._several, self._answers = as_list(item), isinstance(item, list), {}
+        return True
 
-    def logits(self, *inputs: Tensor) -> Tensor:
-        """(m, C)."""
-        raise NotImplementedError
+    @property
+    def open(self) -> list[tuple[int, Request]]:
+        """The requests that have no answer yet."""
+        return [(place, request) for place, request in enumerate(self._requests) if place not in self._answers]
 
-
-@dataclass(kw_only=True)
-class Pictures(Request):
-    """Images (m, 3, H, W), made when they are asked for."""
-
-    make: Callable[[slice], Tensor]
-
-    @staticmethod
-    def inputs(pieces: Sequence[tuple[Pictures, slice]]) -> tuple[Tensor, ...]:
-        return (joined([request.make(part) for request, part in pieces]),)
-
-    def logits(self, *inputs: Tensor) -> Tensor:
-        return self.view.logits(*inputs)
-
-
-@dataclass(kw_only=True)
-class Subsets(Request):
-    """x_0 ``tokens`` (1, n, d) with only the patches ``keep`` (M, k)."""
-
-    tokens: Tensor
-    keep: Tensor
-
-    @staticmethod
-    def inputs(pieces: Sequence[tuple[Subsets, slice]]) -> tuple[Tensor, ...]:
-        view = pieces[0][0].view
-        assert isinstance(view, ViT)
-        tokens = joined([request.tokens.expand(size(part), -1, -1) for request, part in pieces])
-        keep = joined([request.keep[part] for request, part in pieces])
-        return view.present(tokens, keep), keep
-
-    def logits(self, *inputs: Tensor) -> Tensor:
-        assert isinstance(self.view, ViT)
-        present, keep = inputs
-        return Walk(self.view.architecture(), keep=keep).encode(present)
+    @property
+    def answers(self) -> Any:
+        ordered = [self._answers[place] for place in range(len(self._requests))]
+        return ordered if self._several else ordered[0]
 
 
-@dataclass(kw_only=True)
-class Scorer:
-    """Puts questions about one image: y of a class for many variants of it.
+Waiting = tuple[Job[Any], int, Any]  # a job, the place of one of its requests, and that request
+
+
+class Scheduler:
+    """Runs jobs and answers their requests.
 
     Args:
-        view: the model.
-        target: the class.
-        against: the class it is opposed to.
-        output: "probability" or "logit".
-        name: what the progress bar says.
-        reduced: whether bf16 will do.
+        chunk_size: variants per chunk; None = by free memory. A fixed size gives the same bits whatever memory is free.
+        plan: traces that will be asked for. What they keep is made together from the start, so that results do not
+            depend on which of the methods are still to be run.
     """
 
-    view: View
-    target: int
-    against: int | None = None
-    output: str = "probability"
-    name: str = "masks"
-    reduced: bool = False
+    def __init__(self, chunk_size: int | None = None, plan: Iterable[TraceSpec] = ()) -> None:
+        self.chunk_size = chunk_size
+        self.plan = merged(plan)
+        self.smallest_chunk: int | None = None  # that was used
+        self._parts: dict[tuple[int, torch.dtype | None], Architecture | None] = {}
 
-    def subsets(self, tokens: Tensor, keep: Tensor) -> Subsets:
-        """The scores (M,) with only the patches ``keep`` (M, k) of x_0 ``tokens`` (1, n, d) present."""
-        assert isinstance(self.view, ViT)
-        length = keep.shape[1] + self.view.num_prefix
-        return Subsets(**self._common(), count=len(keep), length=length, tokens=tokens, keep=keep)
+    def run(self, askers: Sequence[Asking[T]]) -> list[T]:
+        """The results in order; the first error ends everything."""
+        jobs = [Job(asker) for asker in askers]
+        self.run_jobs(jobs, isolated=False)
+        return [job.result for job in jobs]
 
-    def images(self, count: int, make: Callable[[slice], Tensor]) -> Pictures:
-        """The scores (M,) of the images that ``make`` gives chunk by chunk, (m, 3, H, W) each."""
-        return Pictures(**self._common(), count=count, length=picture_length(self.view), make=make)
+    def run_jobs(self, jobs: Sequence[Job[Any]], isolated: bool = True) -> None:
+        """Runs jobs side by side. If ``isolated``, a job that fails keeps its error and the others go on."""
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            waiting = self._advance([(job, None) for job in jobs], isolated)
+            while waiting:
+                self._answer_next(waiting, isolated)
+                ready = [job for job in waiting if not job.open and job.error is None]
+                idle = [job for job in waiting if job.open and job.error is None]
+                asking = self._advance([(job, job.answers) for job in ready], isolated)
+                waiting = [job for job in waiting if job in idle or job in asking]
 
-    def score(self, logits: Tensor) -> Tensor:
-        """(m, C) → (m,)."""
-        common = self._common()
-        about = torch.tensor(common["about"], device=logits.device).expand(len(logits), -1)
-        scores: Tensor = common["reading"](self.view, logits, about)
-        return scores
+    def _advance(self, jobs: Sequence[tuple[Job[Any], Any]], isolated: bool) -> list[Job[Any]]:
+        asking = []
+        for job, answers in jobs:
+            while job.advance(answers):
+                if job.open:
+                    asking.append(job)
+                    break
+                answers = job.answers  # it asked for an empty list
+            if job.error is not None and not isolated:
+                raise job.error
+        return asking
 
-    def _common(self) -> dict[str, Any]:
-        opposed = self.against is not None
-        return {
-            "view": self.view,
-            "reading": ClassScore(self.output, opposed),
-            "about": (self.target, self.against) if opposed else (self.target,),
-            "name": self.name,
-            "reduced": self.reduced,
-        }
+    def _answer_next(self, jobs: Sequence[Job[Any]], isolated: bool) -> None:
+        """Answers one group of requests: a trace, else logits, tokens or gradients, else all variants together.
 
+        A trace goes to its jobs before the next is made, so that few are held at a time.
+        """
+        requests: list[Waiting] = [(job, place, request) for job in jobs for place, request in job.open]
+        self._parts = {}  # weights may have changed since the last answer
+        traced = [item for item in requests if isinstance(item[2], Traced)]
+        known = [item for item in requests if isinstance(item[2], Logits) and item[2].batch.logits is not None]
+        if known:
+            for job, place, request in known:
+                job._answers[place] = request.batch.logits
+        elif traced:
+            self._try(self._trace, self._together(traced), isolated)
+        elif logits := [item for item in requests if isinstance(item[2], Logits)]:
+            self._try(self._logits, [item for item in logits if item[2].batch is logits[0][2].batch], isolated)
+        elif tokens := [item for item in requests if isinstance(item[2], Tokens)]:
+            self._try(self._tokens, [item for item in tokens if item[2].batch is tokens[0][2].batch], isolated)
+        elif gradients := [item for item in requests if isinstance(item[2], PixelGradients)]:
+            self._try(self._gradients, gradients, isolated)
+        else:
+            self._try(self._variants, requests, isolated)
 
-# What is asked for, one request or several at once, and what comes back, one answer or one for each.
-Asking = Generator[Request | list[Request], Any, T]
-
-
-def together(jobs: Sequence[Asking[T]], chunks: list[int] | None = None) -> list[T]:
-    """Runs generators of requests side by side, each answered as soon as all have asked; their results in order.
-
-    ``chunks`` gets the sizes that were used.
-    """
-    asking, answers = side_by_side(jobs), None
-    while True:
+    def _try(self, answer: Callable[[list[Waiting]], None], items: list[Waiting], isolated: bool) -> None:
+        """Answers a group; if that fails, each job on its own, so that it fails alone."""
         try:
-            asked = asking.send(answers)
-        except StopIteration as end:
-            found: list[T] = end.value
-            return found
-        answers = score(asked, chunks)
-
-
-def side_by_side(jobs: Sequence[Asking[T]]) -> Generator[list[Request], Any, list[T]]:
-    """Several generators of requests as one, which asks for all that they ask for at a time."""
-    found: dict[int, T] = {}
-    answers: dict[int, Any] = dict.fromkeys(range(len(jobs)))
-    while answers:
-        asked: dict[int, Request | list[Request]] = {}
-        for i, answer in answers.items():
-            try:
-                asked[i] = jobs[i].send(answer)
-            except StopIteration as end:
-                found[i] = end.value
-        each = [one if isinstance(one, list) else [one] for one in asked.values()]
-        scores = iter((yield [request for own in each for request in own]))
-        answers = {
-            i: list(islice(scores, len(one))) if isinstance(one, list) else next(scores) for i, one in asked.items()
-        }
-    return [found[i] for i in range(len(jobs))]
-
-
-def score(requests: Sequence[Request], chunks: list[int] | None = None) -> list[Tensor]:
-    """What each request reads, (M, …). All that have one name move one bar."""
-    groups: dict[str, dict[Hashable, list[int]]] = {}
-    for i, request in enumerate(requests):
-        groups.setdefault(request.name, {}).setdefault(request.key, []).append(i)
-    found: dict[int, Tensor] = {}
-    for name, own in groups.items():
-        total = sum(requests[i].count for members in own.values() for i in members)
-        with counted(total, name) as bar:
-            for members in own.values():
-                run = Run([requests[i] for i in members])
-                found.update(zip(members, run.answers(bar), strict=True))
-                if chunks is not None:
-                    chunks.append(run.chunk)
-    return [found[i] for i in range(len(requests))]
-
-
-@dataclass
-class Run:
-    """Requests of one key, answered in chunks from the ladder; nothing is computed twice."""
-
-    requests: list[Request]
-    chunk: int = field(default=0, init=False)
-
-    def answers(self, bar: Any) -> list[Tensor]:
-        first = self.requests[0]
-        total, done = sum(request.count for request in self.requests), 0
-        self.chunk = first_chunk(first.view, first.length)
-        parts: list[Tensor] = []
-        with torch.inference_mode(), unchanged():
-            while done < total:
-                stop = min(done + self.chunk, total)
-                read = self._try(self._pieces(done, stop))
-                if read is None:  # only now is what the failed chunk held free
-                    self.chunk = max(1, self.chunk // 2)
-                    torch.cuda.empty_cache()
-                    continue
-                parts.append(read)
-                bar.update(stop - done)
-                done = stop
-        found = torch.cat(parts).clone()  # no longer of inference mode
-        return list(found.split([request.count for request in self.requests]))
-
-    def _pieces(self, start: int, stop: int) -> list[tuple[Request, slice]]:
-        """Rows start…stop of all requests in a row, as slices of each."""
-        pieces, first = [], 0
-        for request in self.requests:
-            part = slice(max(start - first, 0), min(stop - first, request.count))
-            if part.start < part.stop:
-                pieces.append((request, part))
-            first += request.count
-        return pieces
-
-    def _try(self, pieces: list[tuple[Request, slice]]) -> Tensor | None:
-        """What is read of these rows; None if memory ran out."""
-        first = self.requests[0]
-        sizes = torch.tensor([size(part) for _, part in pieces])
-        about = torch.tensor([request.about for request, _ in pieces]).repeat_interleave(sizes, dim=0)
-        try:
-            inputs = first.inputs(pieces)
-            reduced = first.reduced and gains(first.view)
-            with (
-                torch.autocast(first.view.device.type, torch.bfloat16, enabled=reduced),
-                products_in(torch.bfloat16 if reduced else None),
-            ):
-                logits = first.logits(*inputs)
-            return first.reading(first.view, logits, about.to(logits.device))
-        except torch.OutOfMemoryError:
-            if self.chunk == 1:
+            answer(items)
+        except Exception as error:
+            jobs = list(dict.fromkeys(job for job, _, _ in items))
+            if not isolated:
                 raise
-            return None
+            if len(jobs) == 1:
+                jobs[0].error = error
+                return
+            for job in jobs:
+                self._try(answer, [item for item in items if item[0] is job and item[1] not in job._answers], isolated)
+
+    def _together(self, items: list[Waiting]) -> list[Waiting]:
+        """Those of the trace requests that one trace answers along with the first.
+
+        Requests without gradients join whatever trace of their batch is made: forward values know no rule.
+        """
+        backward = [item for item in items if item[2].spec.backward]
+        lead = (backward or items)[0][2]
+        return [
+            item
+            for item in items
+            if item[2].batch is lead.batch
+            and item[2].spec.precise == lead.spec.precise
+            and (not item[2].spec.backward or (item[2].spec.kind == lead.spec.kind and item[2].target is lead.target))
+        ]
+
+    def _trace(self, items: list[Waiting]) -> None:
+        begin = time.perf_counter()
+        requests: list[Traced] = [item[2] for item in items]
+        lead = next((request for request in requests if request.spec.backward), requests[0])
+        spec = lead.spec
+        for request in requests:
+            spec = spec.united(request.spec)
+        spec = spec.united(self.plan[spec.kind]) if spec.backward and spec.kind in self.plan else spec
+        batch = lead.batch
+        trace = self._in_pieces(batch.view, batch.images, lead, spec)
+        batch.logits = trace.logits.to(batch.images.dtype) if batch.logits is None else batch.logits
+        synchronize(batch.images.device)
+        seconds = time.perf_counter() - begin
+        for job, place, _ in items:
+            job._answers[place] = trace
+        for job in dict.fromkeys(job for job, _, _ in items):
+            job.seconds += seconds
+
+    def _in_pieces(self, view: View, images: Tensor, lead: Traced, spec: TraceSpec, first: int = 0) -> Trace:
+        """The trace of some images; halved where memory runs out."""
+        target = lead.target.rows(slice(first, first + len(images)))
+        try:
+            return make_trace(view, self.parts(view), images, target, spec)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            if len(images) == 1:
+                raise VitrailError(
+                    f"one image does not fit in memory with {view.name}: use a smaller model, a method that keeps "
+                    "less, or another device."
+                ) from None
+        empty_cache()
+        half = len(images) // 2
+        return join_traces(
+            [
+                self._in_pieces(view, images[:half], lead, spec, first),
+                self._in_pieces(view, images[half:], lead, spec, first + half),
+            ]
+        )
+
+    def _logits(self, items: list[Waiting]) -> None:
+        begin = time.perf_counter()
+        batch = items[0][2].batch
+        with torch.no_grad():
+            batch.logits = forward(batch.view, self.parts(batch.view), batch.images)
+        synchronize(batch.images.device)
+        seconds = time.perf_counter() - begin
+        for job, place, _ in items:
+            job._answers[place] = batch.logits
+            job.seconds += seconds
+
+    def _tokens(self, items: list[Waiting]) -> None:
+        batch = items[0][2].batch
+        parts = self.parts(batch.view)
+        if parts is None:
+            raise VitrailError(f"{batch.view.name} has no tokens to embed: it is hierarchical.")
+        with torch.no_grad():
+            embedded = Walk(parts).embed(batch.images)
+        for job, place, _ in items:
+            job._answers[place] = embedded
+
+    def _variants(self, items: list[Waiting]) -> None:
+        """All requests; those with one name move one progress bar."""
+        first_of: dict[Hashable, int] = {}  # requests with the same answer → the one that is computed
+        groups: dict[str, dict[Hashable, list[int]]] = {}
+        for i, (_, _, request) in enumerate(items):
+            if first_of.setdefault(i if request.same is None else request.same, i) == i:
+                groups.setdefault(request.name, {}).setdefault(request.key, []).append(i)
+        answers: dict[int, Tensor] = {}
+        seconds: dict[int, float] = {}
+        for name, group in groups.items():
+            with counted(sum(items[i][2].count for places in group.values() for i in places), name) as bar:
+                for places in group.values():
+                    begin, requests = time.perf_counter(), [items[i][2] for i in places]
+                    for i, answer in zip(places, self._in_chunks(requests, bar), strict=True):
+                        answers[i] = answer
+                    spent, total = time.perf_counter() - begin, max(sum(request.count for request in requests), 1)
+                    seconds.update({i: spent * items[i][2].count / total for i in places})
+        for i, (job, place, request) in enumerate(items):
+            source = i if request.same is None else first_of[request.same]
+            job._answers[place] = answers[source]
+            job.seconds += seconds[source]
+
+    def _in_chunks(self, requests: list[Any], bar: Any) -> list[Tensor]:
+        """Requests of one key, answered in chunks from the ladder; nothing is computed twice."""
+        lead: Variants = requests[0]
+        reduced = lead.reduced and gains_from_bf16(lead.view)
+        parts = self.parts(lead.view, torch.bfloat16 if reduced else None)
+
+        def answer(pieces: list[tuple[Any, slice]]) -> Tensor:
+            sizes = torch.tensor([size(part) for _, part in pieces])
+            about = torch.tensor([request.about for request, _ in pieces]).repeat_interleave(sizes, dim=0)
+            inputs = lead.inputs(pieces)
+            with torch.autocast(lead.view.device.type, torch.bfloat16, enabled=reduced):
+                logits = lead.logits(parts, *inputs)
+            return lead.reading(lead.view, logits, about.to(logits.device))
+
+        with torch.inference_mode():
+            chunk = self.first_chunk(lead.view, lead.length)
+            read = self._chunked(requests, chunk, answer, bar)
+        rows = torch.cat(read).clone()  # no longer of inference mode
+        return list(rows.split([request.count for request in requests]))
+
+    def _gradients(self, items: list[Waiting]) -> None:
+        groups: dict[Hashable, list[Waiting]] = {}
+        for item in items:
+            groups.setdefault(item[2].key, []).append(item)
+        for group in groups.values():
+            begin, requests = time.perf_counter(), [item[2] for item in group]
+            with counted(sum(request.count for request in requests), requests[0].name, "step") as bar:
+                sums = self._gradient_sums(requests, bar)
+            share = (time.perf_counter() - begin) / len(group)
+            for (job, place, _), answer in zip(group, sums, strict=True):
+                job._answers[place] = answer
+                job.seconds += share
+
+    def _gradient_sums(self, requests: list[PixelGradients], bar: Any) -> list[Tensor]:
+        lead = requests[0]
+        parts, view = self.parts(lead.view), lead.view
+        rule = get_rule(lead.rule) if isinstance(lead.rule, str) else lead.rule
+        reading = lead.target.reading(lead.output)
+        sums: dict[int, Tensor] = {}
+
+        def answer(pieces: list[tuple[Any, slice]]) -> list[tuple[int, Tensor]]:
+            sizes = [size(part) for _, part in pieces]
+            abouts = torch.tensor([request.target.about for request, _ in pieces])
+            about = abouts.repeat_interleave(torch.tensor(sizes), dim=0).to(view.device)
+            with torch.enable_grad():
+                images = joined([request.make(part) for request, part in pieces]).detach().clone().requires_grad_()
+                if parts is None:
+                    logits = view.logits(images)
+                else:
+                    walk = Walk(parts, rule)
+                    logits = walk.encode(walk.embed(images))
+                (gradient,) = torch.autograd.grad(reading(view, logits, about).sum(), images)
+            split = zip(pieces, gradient.split(sizes), strict=True)
+            return [(id(request), request.fold(piece, part)) for (request, part), piece in split]
+
+        depth = 1 if parts is None else len(parts.blocks)
+        chunk = self.first_chunk(view, view.num_tokens * depth, CPU_GRADIENTS)
+        for folded in self._chunked(requests, chunk, answer, bar):
+            for key, value in folded:
+                sums[key] = sums[key] + value if key in sums else value
+        return [sums[id(request)] for request in requests]
+
+    def _chunked(
+        self, requests: Sequence[Any], chunk: int, answer: Callable[[list[tuple[Any, slice]]], Any], bar: Any
+    ) -> list[Any]:
+        """What ``answer`` makes of each chunk of all variants in a row; out of memory halves the chunk."""
+        total, done = sum(request.count for request in requests), 0
+        answers = []
+        while done < total:
+            stop = min(done + chunk, total)
+            try:
+                answers.append(answer(pieces_of(requests, done, stop)))
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if chunk == 1 or not out_of_memory(error):
+                    raise
+                failed = True
+            else:
+                failed = False
+            if failed:  # only here is what the failed chunk held free again
+                chunk = max(1, chunk // 2)
+                empty_cache()
+                continue
+            self.smallest_chunk = min(chunk, self.smallest_chunk or chunk)
+            bar.update(stop - done)
+            done = stop
+        return answers
+
+    def first_chunk(self, view: View, length: int, most_on_cpu: int = CPU_CHUNK) -> int:
+        """The chunk to start with: what fits into half of the free memory."""
+        if self.chunk_size is not None:
+            return self.chunk_size
+        number = torch.finfo(view.dtype).bits // 8
+        fits = min(free_memory(view.device) // 2, MOST_BYTES) // (length * view.width * number * WIDEST)
+        most = min(most_on_cpu, max(CPU_TOKENS // length, 1)) if view.device.type == "cpu" else LADDER[0]
+        return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
+
+    def parts(self, view: View, dtype: torch.dtype | None = None) -> Architecture | None:
+        """The network's parts, read once per answer; with the blocks' products in ``dtype`` where it is given."""
+        key = (id(view), dtype)
+        if key not in self._parts:
+            with torch.inference_mode(False), torch.no_grad():
+                parts = view.architecture() if view.has_tokens else None
+                self._parts[key] = parts if dtype is None or parts is None else lowered(parts, dtype)
+        return self._parts[key]
 
 
-def joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+def merged(specs: Iterable[TraceSpec]) -> dict[Hashable, TraceSpec]:
+    """One trace specification per kind, which keeps what all of that kind keep."""
+    by_kind: dict[Hashable, TraceSpec] = {}
+    for spec in specs:
+        if spec.backward:
+            by_kind[spec.kind] = by_kind[spec.kind].united(spec) if spec.kind in by_kind else spec
+    return by_kind
 
 
-def size(part: slice) -> int:
-    count: int = part.stop - part.start
-    return count
+def pieces_of(requests: Sequence[Any], start: int, stop: int) -> list[tuple[Any, slice]]:
+    """Rows start…stop of all requests in a row, as slices of each."""
+    pieces, first = [], 0
+    for request in requests:
+        part = slice(max(start - first, 0), min(stop - first, request.count))
+        if part.start < part.stop:
+            pieces.append((request, part))
+        first += request.count
+    return pieces
 
 
-def gains(view: View) -> bool:
-    """Whether bf16 is faster than the precision the model is in. Head and logits stay in that precision."""
+def gains_from_bf16(view: View) -> bool:
+    """Whether bf16 is faster than the model's own precision. Head and logits stay in that precision."""
     return view.device.type == "cuda" and view.dtype == torch.float32 and torch.cuda.is_bf16_supported()
 
 
-@contextmanager
-def fixed_chunks(size: int) -> Iterator[None]:
-    """While it lasts chunks have this size, whatever memory is free: the same batches, hence the same bits."""
-    token = _fixed.set(size)
-    try:
-        yield
-    finally:
-        _fixed.reset(token)
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a GPU or on the CPU, whose allocator raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def first_chunk(view: View, length: int) -> int:
-    """The chunk to start with: what fits into half of the free memory."""
-    fixed = _fixed.get()
-    if fixed is not None:
-        return fixed
-    width = view.blocks[0].norm1.width if isinstance(view, ViT) else 1024
-    number = torch.finfo(view.dtype).bits // 8
-    fits = min(free_memory(view.device) // 2, MOST_BYTES) // (length * width * number * WIDEST)
-    most = min(CPU_CHUNK, CPU_TOKENS // length) if view.device.type == "cpu" else LADDER[0]
-    return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
+def empty_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
-def picture_length(view: View) -> int:
-    """Tokens of a whole image; of a hierarchical model those of its first stage, about."""
-    return view.grid[0] * view.grid[1] + view.num_prefix if isinstance(view, ViT) else 4096
-
-
-def at_least_single(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free where the model is; what torch holds but does not use counts."""
+    """Bytes that are free on the device; what torch holds but does not use counts."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused

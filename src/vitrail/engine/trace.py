@@ -2,27 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.core.operations import Walk
-from vitrail.core.parts import converted
+from vitrail.core.operations import ReadoutRecorder, Walk
+from vitrail.core.parts import Architecture, converted
 from vitrail.core.rules import Plain, get_rule
-from vitrail.engine.sharing import Wish, current
 from vitrail.errors import VitrailError
+from vitrail.models.view import View
+from vitrail.targets import Target
 
-if TYPE_CHECKING:
-    from vitrail.models.vit import ViT
-
-# What can be kept, and under which name its gradient is asked for.
-GRADIENTS = {"gx": "x", "gu": "u", "gmid": "mid", "G": "A", "gv": "v"}
+# What can be kept, and of which value each gradient is.
+GRADIENTS = {"gx": "x", "gu": "u", "gmid": "mid", "G": "A", "gv": "v", "gfeatures": "features"}
 VALUES = frozenset(GRADIENTS.values()) | {"attention_out", "mlp_out"}
 KEEPABLE = VALUES | frozenset(GRADIENTS) | {"bias"}
+
+
+@dataclass(frozen=True)
+class TraceSpec:
+    """What a trace keeps, pairs of a name and a layer, and how it is made."""
+
+    keep: frozenset[tuple[str, int]]
+    rule: Any = "plain"
+    output: str = "logit"
+    precise: bool = False  # in double precision, for sums that all but cancel; not on devices that have none
+
+    @classmethod
+    def of(
+        cls,
+        names: Iterable[str],
+        layers: Iterable[int],
+        rule: str | Plain = "plain",
+        output: str = "logit",
+        precise: bool = False,
+    ) -> TraceSpec:
+        """All names at all layers."""
+        layers = list(layers)
+        return cls(frozenset((name, layer) for name in names for layer in layers), rule, output, precise)
+
+    @property
+    def backward(self) -> bool:
+        """Whether a backward pass is needed."""
+        return any(name in GRADIENTS or name == "bias" for name, _ in self.keep)
+
+    @property
+    def kind(self) -> Hashable:
+        """Specifications of one kind can be one trace."""
+        return self.rule, self.output, self.precise
+
+    def united(self, other: TraceSpec) -> TraceSpec:
+        """One that keeps what both keep."""
+        return replace(self if self.backward or not other.backward else other, keep=self.keep | other.keep)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.keep)
 
 
 @dataclass(frozen=True)
@@ -30,20 +69,22 @@ class Trace:
     """Values and gradients by name and layer; ``trace["gx"][3]`` is ∂y/∂x_3, (B, n, d).
 
     ``x`` l = 0…L is the stream entering block l (L: leaving the last); ``u`` its first norm; ``mid`` the stream after
-    attention; ``A`` attention (B, H, n, n), [query, key]; ``v`` values per head; ``attention_out`` what attention
-    gives, ``mlp_out`` what the (scaled) MLP adds; ``gx``, ``gu``, ``gmid``, ``G``, ``gv`` gradients. An attention pool
-    is one more layer: ``A[L]`` is (B, H, 1, keys).
+    attention; ``A`` attention (B, H, n, n), [query, key]; ``v`` values per head; ``attention_out`` the output of
+    attention, ``mlp_out`` what the (scaled) MLP adds; ``gx``, ``gu``, ``gmid``, ``G``, ``gv`` gradients. An attention
+    pool is one more layer: ``A[L]`` is (B, H, 1, keys). A hierarchical model has ``features`` and ``gfeatures``
+    (B, C, h, w) of its stages alone.
     """
 
     logits: Tensor  # (B, C)
     y: Tensor  # (B,): the explained score
-    readout: Tensor  # ρ (B, n): what the head pools
+    readout: Tensor  # ρ (B, n): what the head pools; empty for a hierarchical model
     num_layers: int
     num_prefix: int
     kept: dict[str, dict[int, Tensor]]
     # (B, n) per layer: Σ ⟨b, ∂y/∂out⟩ over the biases of a block; L: of the end layers
     bias: dict[int, Tensor] = field(default_factory=dict)
     pooled_bias: Tensor | None = None  # (B,): the biases behind the pooling, which belong to no token
+    parts: Architecture | None = None  # the network that was traced
 
     def __getitem__(self, name: str) -> dict[int, Tensor]:
         if name not in self.kept:
@@ -56,9 +97,15 @@ class Trace:
             raise KeyError("'bias' was not kept in this trace")
         return self.pooled_bias + sum(b.sum(1) for l, b in self.bias.items() if l >= layer)
 
+    @property
+    def network(self) -> Architecture:
+        """The parts of a network with tokens."""
+        assert self.parts is not None
+        return self.parts
+
 
 def trace(
-    model: ViT,
+    model: View,
     images: Tensor,
     target: Tensor | None = None,
     *,
@@ -78,7 +125,7 @@ def trace(
         against: (B,) explain y = z_target − z_against instead of z_target.
         rule: how relevance flows back, a name or a rule.
         output: "logit" or "probability": what is differentiated.
-        keep: what to store (see ``Trace``); the graph is cut below the lowest layer kept.
+        keep: what to store (see ``Trace``); the graph is cut below the lowest layer with a gradient.
         layers: the layers to store; None = all blocks.
         precise: in double precision, for what all but cancels; not on devices that have none.
     """
@@ -86,111 +133,124 @@ def trace(
     if unknown:
         raise VitrailError(f"cannot keep {sorted(unknown)} in a trace: expected some of {sorted(KEEPABLE)}.")
     depth = model.num_layers
-    wish = Wish(frozenset(keep), frozenset(range(depth) if layers is None else layers), rule, output, precise)
-    if not fits(wish, depth):
-        told = sorted(wish.layers)
-        raise VitrailError(f"layers {told} do not fit a model with {depth} blocks: expected 0…{depth}.")
-    batch = current()
-    if batch is not None and batch.answers(wish, model, images, target, against):
-        return batch.found(lambda whole: _make(whole, model, images, target, None))
-    return _make(wish, model, images, target, against)
+    chosen = list(range(depth) if layers is None else layers)
+    if not chosen or not set(chosen) <= set(range(depth + 1)):
+        raise VitrailError(f"layers {sorted(chosen)} do not fit a model with {depth} blocks: expected 0…{depth}.")
+    with torch.inference_mode(False):
+        parts = model.architecture() if model.has_tokens else None
+        spec = TraceSpec.of(keep, chosen, rule, output, precise)
+        return make_trace(model, parts, images, Target(target, against), spec)
 
 
-def fits(wish: Wish, depth: int) -> bool:
-    """Whether a model with so many blocks has the layers."""
-    return bool(wish.layers) and wish.layers <= set(range(depth + 1))
-
-
-def _make(wish: Wish, model: ViT, images: Tensor, target: Tensor | None, against: Tensor | None) -> Trace:
-    parts, pixels = model.architecture(), model.check_images(images.detach().clone())
-    if wish.precise and images.device.type != "mps":
-        parts, pixels = converted(parts, torch.float64), pixels.double()
-    rule = get_rule(wish.rule) if isinstance(wish.rule, str) else wish.rule
-    recorder = _Recorder(wish.keep, wish.layers, len(parts.blocks), parts.embedding.prefix.shape[0])
-    with torch.inference_mode(False), torch.set_grad_enabled(recorder.backward):
+def make_trace(view: View, parts: Architecture | None, images: Tensor, target: Target, spec: TraceSpec) -> Trace:
+    """The trace of a batch; ``parts``: the network, None where the view has no tokens."""
+    images = view.check_images(images.detach().clone())
+    if parts is None:
+        return _trace_features(view, images, target, spec)
+    if spec.precise and images.device.type != "mps":
+        parts, images = converted(parts, torch.float64), images.double()
+    rule = get_rule(spec.rule) if isinstance(spec.rule, str) else spec.rule
+    recorder = _Recorder(spec, len(parts.blocks), parts.embedding.prefix.shape[0])
+    with torch.set_grad_enabled(spec.backward):
         with torch.no_grad():
-            x = Walk(parts).embed(pixels)
+            x = Walk(parts).embed(images)
         logits = Walk(parts, rule, recorder).encode(x)
-        y = model.score(logits, target, against, wish.output)
-        return recorder.finish(logits.detach(), y)
+        y = target.score(view, logits, spec.output)
+        return replace(recorder.finish(logits.detach(), y), parts=parts)
 
 
-def pixel_gradient(
-    model: ViT,
-    images: Tensor,
-    target: Tensor,
-    *,
-    against: Tensor | None = None,
-    rule: str | Plain = "plain",
-    output: str = "logit",
-) -> Tensor:
-    """∂y/∂images (B, C, H, W), or whatever the rule carries back to the pixels."""
-    with torch.inference_mode(False), torch.enable_grad():
-        pixels = images.detach().clone().requires_grad_()
-        walk = Walk(model.architecture(), get_rule(rule) if isinstance(rule, str) else rule)
-        y = model.score(walk.encode(walk.embed(pixels)), target, against, output)
-        return torch.autograd.grad(y.sum(), pixels)[0]
+def join_traces(traces: Sequence[Trace]) -> Trace:
+    """Traces of parts of a batch as one of the whole."""
+    first = traces[0]
+    kept = {
+        name: {layer: torch.cat([part.kept[name][layer] for part in traces]) for layer in layers}
+        for name, layers in first.kept.items()
+    }
+    bias = {layer: torch.cat([part.bias[layer] for part in traces]) for layer in first.bias}
+    logits, y, readout = (torch.cat([getattr(part, name) for part in traces]) for name in ("logits", "y", "readout"))
+    shares = [part.pooled_bias for part in traces if part.pooled_bias is not None]
+    pooled = torch.cat(shares) if shares else None
+    return replace(first, logits=logits, y=y, readout=readout, kept=kept, bias=bias, pooled_bias=pooled)
 
 
-class _Recorder:
-    """Stores what was asked for, cuts the graph below the lowest layer, taps the biases."""
+def _trace_features(view: View, images: Tensor, target: Target, spec: TraceSpec) -> Trace:
+    """The features of stages of a hierarchical model and, where asked for, the gradients of the score there."""
+    if spec.rule != "plain":
+        raise VitrailError(f'rule="{spec.rule}" needs tokens and blocks, which {view.name} does not have.')
+    stages = sorted({stage for _, stage in spec.keep})
+    with torch.set_grad_enabled(spec.backward):
+        logits, features = view.staged(images.requires_grad_(spec.backward), stages)
+        y = target.score(view, logits, spec.output)
+        gradients = torch.autograd.grad(y.sum(), features) if spec.backward else ()
+    kept = {"features": {stage: values.detach() for stage, values in zip(stages, features, strict=True)}}
+    if spec.backward:
+        kept["gfeatures"] = dict(zip(stages, gradients, strict=True))
+    return Trace(logits.detach(), y.detach(), logits.new_empty(len(logits), 0), len(stages), 0, kept)
 
-    def __init__(self, keep: frozenset[str], layers: frozenset[int], depth: int, prefix: int):
-        self.keep, self.layers, self.depth, self.prefix = keep, layers, depth, prefix
-        self.names = (keep & VALUES) | {GRADIENTS[name] for name in keep & set(GRADIENTS)}
-        self.backward = bool(keep & set(GRADIENTS)) or "bias" in keep
-        self.lowest = min(layers)
-        self.seen: dict[str, dict[int, Tensor]] = {name: {} for name in self.names}
+
+class _Recorder(ReadoutRecorder):
+    """Stores what was asked for, cuts the graph below the lowest layer with a gradient, taps the biases."""
+
+    def __init__(self, spec: TraceSpec, depth: int, prefix: int):
+        super().__init__(depth)
+        self.spec, self.prefix = spec, prefix
+        self.wanted: dict[str, set[int]] = {}
+        for name, layer in spec.keep:
+            if name != "bias":
+                self.wanted.setdefault(GRADIENTS.get(name, name), set()).add(layer)
+        backward = [layer for name, layer in spec.keep if name in GRADIENTS or name == "bias"]
+        self.cut = min(backward, default=None)
+        self.tapped_from = min((layer for name, layer in spec.keep if name == "bias"), default=None)
+        self.seen: dict[str, dict[int, Tensor]] = {name: {} for name in self.wanted}
         self.taps: list[tuple[int, Tensor]] = []
-        self.readout: Tensor | None = None
-        self.tokens = 0
 
     def see(self, name: str, layer: int, x: Tensor) -> Tensor:
-        if name == "readout":
-            self.readout = x.detach()
-        elif name == "A" and layer == self.depth:  # an attention pool is what the head reads
-            self.readout = F.pad(x.detach().mean(1).squeeze(1), (self.tokens - x.shape[-1], 0))
-        if name == "x":
-            self.tokens = x.shape[1]
-            if layer == self.lowest and self.backward:
-                x = x.detach().requires_grad_()
-        if name in self.names and (layer in self.layers or (name in ("A", "v") and layer == self.depth)):
+        super().see(name, layer, x)
+        if name == "x" and layer == self.cut:
+            x = x.detach().requires_grad_()
+        if name in self.wanted and (layer in self.wanted[name] or (name in ("A", "v") and layer == self.depth)):
             self.seen[name][layer] = x
         return x
 
     def bias(self, out: Tensor, bias: Tensor | None, layer: int) -> Tensor:
-        if "bias" not in self.keep or bias is None or layer < self.lowest:
+        if self.tapped_from is None or bias is None or layer < self.tapped_from:
             return out
         tap = torch.zeros(out.shape[:-1], device=out.device, dtype=torch.promote_types(out.dtype, torch.float32))
         self.taps.append((layer, tap.requires_grad_()))
         return _Tap.apply(out, bias, tap)
 
     def wants(self, name: str, layer: int) -> bool:
-        return layer == self.depth or (name in self.names and layer in self.layers)
+        return super().wants(name, layer) or layer in self.wanted.get(name, ())
 
     def finish(self, logits: Tensor, y: Tensor) -> Trace:
         assert self.readout is not None
-        kept = {name: {l: t.detach() for l, t in self.seen[name].items()} for name in self.keep & VALUES}
-        asked = [
-            (name, l, t) for name in sorted(self.keep & set(GRADIENTS)) for l, t in self.seen[GRADIENTS[name]].items()
-        ]
+        names = self.spec.names
+        kept = {name: {l: t.detach() for l, t in self.seen[name].items()} for name in names & VALUES}
+        asked = [(name, l, t) for name in sorted(names & set(GRADIENTS)) for l, t in self._differentiated(name)]
         bias: dict[int, Tensor] = {}
         pooled: Tensor | None = None
-        if self.backward:
+        if self.spec.backward:
             sources = [t for _, _, t in asked] + [t for _, t in self.taps]
             grads = torch.autograd.grad(y.sum(), sources, allow_unused=True)
-            found = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, grads, strict=True)]
-            for (name, layer, _), grad in zip(asked, found, strict=False):
+            gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, grads, strict=True)]
+            for (name, layer, _), grad in zip(asked, gradients, strict=False):
                 kept.setdefault(name, {})[layer] = grad
-            if "bias" in self.keep:
-                bias, pooled = self._bias_maps(found[len(asked) :], y)
+            if "bias" in names:
+                bias, pooled = self._bias_maps(gradients[len(asked) :], y)
         return Trace(logits, y.detach(), self.readout, self.depth, self.prefix, kept, bias, pooled)
+
+    def _differentiated(self, name: str) -> list[tuple[int, Tensor]]:
+        """The values by which a gradient is taken; those below the cut, kept for their value, have none."""
+        layers = {layer for kept, layer in self.spec.keep if kept == name}
+        pool = {self.depth} if name in ("G", "gv") else set()
+        return [(l, t) for l, t in self.seen[GRADIENTS[name]].items() if l in layers | pool]
 
     def _bias_maps(self, shares: list[Tensor], y: Tensor) -> tuple[dict[int, Tensor], Tensor]:
         """Sums the taps of each layer: per token where the operation has tokens, else into one number per image."""
+        assert self.tapped_from is not None
         maps = {
             l: y.new_zeros(y.shape[0], self.tokens, dtype=torch.promote_types(y.dtype, torch.float32))
-            for l in range(self.lowest, self.depth + 1)
+            for l in range(self.tapped_from, self.depth + 1)
         }
         pooled = torch.zeros_like(maps[self.depth][:, 0])
         for (layer, _), share in zip(self.taps, shares, strict=True):

@@ -1,115 +1,148 @@
-"""Aggregations: PLUS, SkipPLUS and Rollout wrap any method with layers."""
+"""Aggregations: PLUS, SkipPLUS and Rollout, each a value around a method with layers: ``SkipPlus(DecompX)(model)``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, make_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
-from vitrail.engine.sharing import Wish
+from vitrail.calls import check_parameters
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, Method, TokenMethod
+from vitrail.methods.base import Attribution, MethodInfo, TraceMethod, refuse_unsupported
 from vitrail.methods.layerwise import LayerMap, Layerwise, check_layers
 from vitrail.models.view import View
 
 
-@dataclass(kw_only=True)
-class Aggregation(TokenMethod):
-    """``SkipPlus.of(DecompX)`` is a method with the parameters of its base and a start layer of its own."""
+@dataclass(frozen=True)
+class Aggregation:
+    """A method made of the layers of another; called with a model, it has the base's parameters and a start layer."""
 
-    start_layer: int | None = None
+    base: type[Layerwise]
 
-    base_class: ClassVar[type[Layerwise]]
     suffix: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
 
-    @classmethod
-    def of(cls, base: type[Method]) -> type[Aggregation]:
-        """The aggregation of a base method, as a method class."""
-        own = {"model", "shape", "start_layer", "layer"}
-        hints = get_type_hints(base)
-        inherited = [(f.name, hints[f.name], f.default) for f in fields(base) if f.name not in own]
-        made = make_dataclass(f"{base.__name__}{cls.__name__}", inherited, bases=(cls,), kw_only=True)
-        made.base_class = base  # type: ignore[attr-defined]
-        made.version = base.version  # type: ignore[attr-defined]
-        made.__doc__ = f"{cls.title} of {base.info.name}."
-        made.info = replace(  # type: ignore[attr-defined]
-            base.info,
-            name=f"{base.info.name}.{cls.suffix}",
-            needs="tokens",
-            params=made.parameters(),  # type: ignore[attr-defined]
-            paper=cls.paper,
-            summary=f"{cls.title} of {base.info.name}: {base.info.summary[:1].lower()}{base.info.summary[1:]}",
-        )
-        return made
-
-    @classmethod
-    def unsupported(cls, model: View) -> str | None:
-        return super().unsupported(model) or cls.base_class.unsupported(model)
-
     @cached_property
-    def base(self) -> Layerwise:
-        params: dict[str, Any] = {name: getattr(self, name) for name in self.parameters() if name != "start_layer"}
-        return self.base_class(self.model, **params)
+    def info(self) -> MethodInfo:
+        base = self.base.info
+        return replace(
+            base,
+            name=f"{base.name}.{self.suffix}",
+            needs="tokens",
+            params=self.parameters(),
+            paper=self.paper,
+            summary=f"{self.title} of {base.name}: {base.summary[:1].lower()}{base.summary[1:]}",
+        )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if getattr(self, "protocol", "default") == "authors":
-            raise VitrailError(
-                f'protocol="authors" is {self.base_class.info.name} as released, without .{self.suffix}.'
-            )
+    @property
+    def version(self) -> int:
+        return self.base.version
 
-    def wish(self) -> Wish | None:
-        return self.base.wish_for(self.traced())
+    def parameters(self) -> dict[str, Any]:
+        """Those of the base, but for its own choice of a layer, and ``start_layer``."""
+        inherited = self.base.parameters()
+        return {"start_layer": None, **{k: v for k, v in inherited.items() if k not in ("start_layer", "layer")}}
 
-    def traced(self) -> range:
-        """The layers that the trace has."""
-        return self.base.all_layers(self.start())
+    def parameter_types(self) -> dict[str, Any]:
+        types = {**self.base.parameter_types(), "start_layer": int | None}
+        return {name: types[name] for name in self.parameters()}
 
-    def first_layer(self) -> int:
+    def unsupported(self, model: View) -> str | None:
+        return TraceMethod.unsupported(model) or self.base.unsupported(model)
+
+    def __call__(
+        self,
+        model: View,
+        *,
+        start_layer: int | None = None,
+        shape: Literal["map", "input"] = "map",
+        **params: Any,
+    ) -> Aggregated:
+        refuse_unsupported(self.info.name, self.unsupported(model), model)
+        base = self.base(model, **params)
+        return Aggregated(model, shape=shape, aggregation=self, base=base, start_layer=start_layer)
+
+    def first_layer(self, depth: int) -> int:
         """Where the aggregation starts if ``start_layer`` is not given."""
         return 0
 
-    def start(self) -> int:
-        return self.first_layer() if self.start_layer is None else self.start_layer
+    def layers(self, base: Layerwise, start: int) -> range:
+        """The layers that are traced."""
+        check_layers(range(start, base.model.num_layers), base.model.num_layers)
+        return base.all_layers(start)
+
+    def read(self, base: Layerwise, trace: Trace, layers: range) -> Attribution:
+        return base.sum_over(trace, layers, base.term)
 
 
 class Plus(Aggregation):
+    """The sum over all layers."""
+
     suffix = "plus"
     title = "sum over all layers"
     paper = "SkipPLUS, eq. 3"
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers)
-        return self.base.sum_over(self.traced(), self.base.term, images, target, against)
 
+class SkipPlus(Aggregation):
+    """The sum over the upper half of the layers."""
 
-class SkipPlus(Plus):
     suffix = "skipplus"
     title = "sum over the upper half of the layers"
     paper = "SkipPLUS, eq. 4"
 
-    def first_layer(self) -> int:
-        depth = self.vit.num_layers
+    def first_layer(self, depth: int) -> int:
         return min((depth + 1) // 2, depth - 1)  # ⌈L/2⌉, and the only layer of a model with one
 
 
 class RolloutOf(Aggregation):
+    """The product of the layers' maps."""
+
     suffix = "rollout"
     title = "rollout"
     paper = "Abnar & Zuidema 2020"
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        assert isinstance(self.base, LayerMap)
-        layers = check_layers(self.traced(), self.vit.num_layers)
-        found = self.base.trace(images, target, against, layers)
-        return Attribution(self.on_grid(self.base.rollout(found, layers.start)))
+    def layers(self, base: Layerwise, start: int) -> range:
+        return check_layers(range(start, base.model.num_layers), base.model.num_layers)
 
-    def traced(self) -> range:
-        return range(self.start(), self.vit.num_layers)
+    def read(self, base: Layerwise, trace: Trace, layers: range) -> Attribution:
+        assert isinstance(base, LayerMap)
+        return Attribution(base.on_grid(base.rollout(trace, layers.start)))
 
 
-AGGREGATORS: dict[str, type[Aggregation]] = {cls.suffix: cls for cls in (Plus, SkipPlus, RolloutOf)}
+AGGREGATIONS: dict[str, type[Aggregation]] = {kind.suffix: kind for kind in (Plus, SkipPlus, RolloutOf)}
+
+
+@dataclass(kw_only=True)
+class Aggregated(TraceMethod):
+    """An aggregation on a model."""
+
+    aggregation: Aggregation
+    base: Layerwise
+    start_layer: int | None
+
+    def __post_init__(self) -> None:
+        self.info = self.aggregation.info  # type: ignore[misc]
+        self.version = self.aggregation.version  # type: ignore[misc]
+        check_parameters(type(self), {"start_layer": self.start_layer, "shape": self.shape})
+        if getattr(self.base, "protocol", "default") == "authors":
+            suffix, name = self.aggregation.suffix, self.base.info.name
+            raise VitrailError(f'protocol="authors" is {name} as released, without .{suffix}.')
+
+    @property
+    def params(self) -> dict[str, Any]:
+        values = self.base.params
+        return {name: self.start_layer if name == "start_layer" else values[name] for name in self.info.params}
+
+    def layers(self) -> range:
+        depth = self.model.num_layers
+        start = self.aggregation.first_layer(depth) if self.start_layer is None else self.start_layer
+        return self.aggregation.layers(self.base, start)
+
+    def needs(self) -> Sequence[TraceSpec]:
+        return self.base.specs(self.layers())
+
+    def read(self, *traces: Trace) -> Attribution:
+        return self.aggregation.read(self.base, self.base.combined(*traces), self.layers())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from vitrail.engine.trace import Trace
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, check_layers, readout_row
@@ -52,25 +53,27 @@ class Rollout(LayerMap):
     aggregations: ClassVar[tuple[str, ...]] = ()
     no_aggregation: ClassVar[str] = "Rollout is an aggregation itself (raw_attention.rollout)"
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        layers = check_layers(self.traced(), self.vit.num_layers)
-        found = self.trace(images, target, against, layers)
-        if self.protocol != "tis":
-            return Attribution(self.on_grid(self.rollout(found, layers.start)))
-        if not found.num_prefix:
+    def layers(self) -> range:
+        start = self.start_layer if self.start_layer is not None else int(self.protocol == "authors")
+        return range(start, self.model.num_layers)
+
+    def needs(self) -> Sequence[TraceSpec]:
+        if self.protocol == "tis" and not self.model.num_prefix:
             raise VitrailError(f'protocol="tis" reads the class token, which {self.model.name} does not have.')
-        row = readout_row(found, "cls", self.model.name)
+        return self.specs(check_layers(self.layers(), self.model.num_layers))
+
+    def read(self, *traces: Trace) -> Attribution:
+        (trace,), layers = traces, self.layers()
+        if self.protocol != "tis":
+            return Attribution(self.on_grid(self.rollout(trace, layers.start)))
+        row = readout_row(trace, "cls", self.model.name)
         for layer in reversed(layers):
-            matrix = self.layer_map(found, layer)
+            matrix = self.layer_map(trace, layer)
             matrix = (matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)) / 2
             row = (row[:, None] @ (matrix / matrix.sum(-1)[:, None, :]))[:, 0]  # column j by the sum of row j
         patches = self.on_grid(row)
         peak = patches.amax((1, 2), keepdim=True)
         return Attribution(patches / torch.where(peak == 0, torch.ones_like(peak), peak))
-
-    def traced(self) -> range:
-        start = self.start_layer if self.start_layer is not None else int(self.protocol == "authors")
-        return range(start, self.vit.num_layers)
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         maps = trace["A"][layer]

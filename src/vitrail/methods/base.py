@@ -1,23 +1,23 @@
-"""What a method is: a class with captum's verb, registered under a name."""
+"""What a method is: it asks for what it needs of the network and makes a map of the answers."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, get_type_hints
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.engine.sharing import Wish
+from vitrail.calls import check_parameters, join_call
+from vitrail.engine.maps import spread
+from vitrail.engine.requests import Asking, Batch, Traced, resolved
+from vitrail.engine.scheduler import Scheduler
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
-from vitrail.methods.parameters import check_parameters
 from vitrail.models.view import View
-from vitrail.models.vit import ViT, unchanged
-
-Targets = int | str | Sequence[int | str] | Tensor | None
+from vitrail.targets import ClassSpec, Target, at_least_single, on_device
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,37 @@ class MethodInfo:
     params: dict[str, Any]
     paper: str
     summary: str
-    signed: bool | None = None  # whether maps tell for from against; None = as the values are
+    signed: bool | None = None  # whether maps tell evidence for from evidence against; None = by the sign of the values
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What a method found: the map (B, h, w), and what it measured on the way, one value per image."""
+    """The result of a method: the maps (B, h, w), and what it measured on the way, one value per image."""
 
     map: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)
 
 
+class MethodFactory(Protocol):
+    """What a name of the registry stands for: a method class, an aggregation of one, or a function."""
+
+    info: MethodInfo
+    version: int
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters and their defaults."""
+
+    def parameter_types(self) -> dict[str, Any]:
+        """The parameters and their types."""
+
+    def unsupported(self, model: View) -> str | None:
+        """Why the method cannot explain that model; None if it can."""
+
+    def __call__(self, model: View, **params: Any) -> Method: ...
+
+
 def _drop_in(attribute: Callable[..., Tensor]) -> Callable[..., Any]:
-    """captum hands tuples over and expects them back; it also reads ``__wrapped__``."""
+    """captum passes tuples and expects them back; it also reads ``__wrapped__``."""
 
     @functools.wraps(attribute)
     def wrapped(self: Method, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +81,7 @@ def _drop_in(attribute: Callable[..., Tensor]) -> Callable[..., Any]:
 class Method:
     """Base of all methods. The fields after ``model`` are the method's parameters.
 
-    ``attribute`` gives a signed map per image on the inputs' device, (B, rows, columns) or, for pixel-level methods,
+    ``attribute`` returns a signed map per image on the inputs' device, (B, rows, columns) or, for pixel-level methods,
     (B, H, W). With ``shape="input"`` it has the inputs' shape, spread evenly over pixels and channels, total unchanged.
     """
 
@@ -74,38 +92,76 @@ class Method:
     info: ClassVar[MethodInfo]
     version: ClassVar[int] = 1  # raised when its maps change: stored results of an older one are computed again
     multiplies_by_inputs: ClassVar[bool] = True  # captum's contract
+    aggregations: ClassVar[tuple[str, ...]] = ()
+    no_aggregation: ClassVar[str] = "its layers give scores, not token-to-token maps"
 
     def __post_init__(self) -> None:
-        reason = self.unsupported(self.model)
-        if reason:
-            from vitrail.methods.registry import supported_methods
-
-            able = ", ".join(supported_methods(self.model)) or "none"
-            raise VitrailError(
-                f"{self.info.name} cannot explain {self.model.name}: {reason}. Methods that can: {able}."
-            )
-        check_parameters(type(self), {name: getattr(self, name) for name in [*self.parameters(), "shape"]})
+        refuse_unsupported(self.info.name, self.unsupported(self.model), self.model)
+        check_parameters(type(self), {**self.params, "shape": self.shape})
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
         """Why this method cannot explain that model; None if it can."""
         return None
 
+    @classmethod
+    def parameters(cls) -> dict[str, Any]:
+        """The parameters and their defaults."""
+        return {f.name: f.default for f in fields(cls) if f.name not in ("model", "shape")}
+
+    @classmethod
+    def parameter_types(cls) -> dict[str, Any]:
+        """The parameters and their types."""
+        hints = get_type_hints(cls)
+        return {name: hints[name] for name in cls.parameters()}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters and their values."""
+        return {name: getattr(self, name) for name in self.parameters()}
+
+    def given(self) -> dict[str, Any]:
+        """The parameters that are not at their default."""
+        return {name: value for name, value in self.params.items() if value != self.info.params[name]}
+
+    @property
+    def call(self) -> str:
+        """Name and parameters as text, as in rows and plans."""
+        return join_call(self.info.name, self.given())
+
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        """Explains a batch; yields what it needs of the network. By default ``run`` is called."""
+        target = yield from resolved(batch, target)
+        target = on_device(target, batch.images.device)
+        assert target.index is not None
+        return self.run(batch.images, target.index, target.against)
+
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        """The map of each image of a checked batch; ``target`` (B,)."""
+        """For methods that call the model themselves: the maps of a checked batch; ``target`` (B,)."""
         raise NotImplementedError
 
-    def wish(self) -> Wish | None:
-        """The trace that this method will ask for, so that methods of one kind can share one; None = none to share."""
-        return None
+    def needs(self) -> Sequence[TraceSpec]:
+        """The traces that this method asks for, so that they can be made together with those of others."""
+        return ()
+
+    def explained(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        """``ask``, with the result checked: finite maps of the right shape in at least single precision."""
+        if target.against is not None and not self.info.class_specific:
+            raise VitrailError(f"{self.info.name} is the same for every class: against= has no meaning for it.")
+        attribution = yield from self.ask(batch, target)
+        self._check(attribution, len(batch))
+        return Attribution(
+            at_least_single(attribution.map.detach()),
+            {name: at_least_single(values.detach()) for name, values in attribution.extras.items()},
+        )
 
     def passes(self) -> tuple[float, float]:
         """Forward and backward passes per image with these parameters; the info has those of the defaults."""
         scale = 1.0
         for name in ("masks", "samples", "steps"):
-            given, usual = getattr(self, name, None), self.info.params.get(name)
-            if isinstance(given, int) and given != usual:
-                scale = given / (usual or self.info.cost[0])
+            value, default = self.params.get(name), self.info.params.get(name)
+            if isinstance(value, int) and value != default:
+                scale = value / (default or self.info.cost[0])
         return self.info.cost[0] * scale, self.info.cost[1] * scale
 
     @property
@@ -118,57 +174,41 @@ class Method:
         return False
 
     @_drop_in
-    def attribute(self, inputs: Tensor, target: Targets = None, against: Targets = None) -> Tensor:
+    def attribute(self, inputs: Tensor, target: ClassSpec = None, against: ClassSpec = None) -> Tensor:
         """Explains a batch (B, 3, H, W); ``target``: a class, one per image, or None for the predicted one."""
-        found = self.explain(inputs, target, against).map.to(inputs.device)
-        return found if self.shape == "map" else spread(found, inputs)
+        maps = self.explain(inputs, target, against).map.to(inputs.device)
+        return maps if self.shape == "map" else spread(maps, inputs)
 
-    def explain(self, inputs: Tensor, target: Targets = None, against: Targets = None) -> Attribution:
+    def explain(self, inputs: Tensor, target: ClassSpec = None, against: ClassSpec = None) -> Attribution:
         """As ``attribute``, with what was measured on the way."""
-        if against is not None and not self.info.class_specific:
-            raise VitrailError(f"{self.info.name} is the same for every class: against= has no meaning for it.")
-        # gradients are needed, also where the caller has switched them off for good
-        with torch.inference_mode(False), unchanged():
-            given = inputs.detach().clone()
-            images = self.model.check_images(given[None] if given.ndim == 3 else given)
-            count = len(images)
-            classes = predicted(self.model, images) if target is None else pick(self.model, target, count, "target")
-            rival = None if against is None else pick(self.model, against, count, "against").to(images.device)
-            found = self.run(images, classes.to(images.device), rival)
-        self._check_found(found, count)
-        if not found.map.isfinite().all():
-            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
-        maps = found.map.detach().to(torch.promote_types(images.dtype, torch.float32))
-        return Attribution(maps, {k: _at_least_single(v) for k, v in found.extras.items()})
+        with torch.inference_mode(False):
+            images = inputs.detach().clone()
+            batch = Batch(self.model, self.model.check_images(images[None] if images.ndim == 3 else images))
+            asker = self.explained(batch, Target.of(self.model, target, against, len(batch)))
+            return Scheduler().run([asker])[0]
 
-    def _check_found(self, found: Attribution, count: int) -> None:
-        """A method of one's own may give anything."""
-        maps = found.map if isinstance(found, Attribution) else found
-        if not isinstance(found, Attribution) or not isinstance(maps, Tensor):
+    def _check(self, attribution: Attribution, count: int) -> None:
+        """A user's method may return anything."""
+        maps = attribution.map if isinstance(attribution, Attribution) else attribution
+        name = self.info.name
+        if not isinstance(attribution, Attribution) or not isinstance(maps, Tensor):
             raise VitrailError(
-                f"{self.info.name} returned {type(maps).__name__}: expected maps as a torch tensor ({count}, rows, "
-                "columns), which a class puts in an Attribution."
+                f"{name} returned {type(maps).__name__}: expected maps as a torch tensor ({count}, rows, columns), "
+                "which a class puts in an Attribution."
             )
-        # cams on hierarchical models have the grid of their features
-        grid = self.model.grid if isinstance(self, TokenMethod) and isinstance(self.model, ViT) else None
+        # CAMs on hierarchical models have the grid of their features
+        grid = self.model.grid if self.info.needs == "tokens" and self.model.has_tokens else None
+        expected = None
         if maps.ndim != 3 or len(maps) != count or not maps.numel():
             expected = f"({count}, rows, columns)"
         elif grid and self.info.level == "token" and tuple(maps.shape[1:]) != grid:
             expected = f"{(count, *grid)}, one value per patch of {self.model.name}"
-        else:
-            return
-        raise VitrailError(
-            f"{self.info.name} gave maps of shape {tuple(maps.shape)} for {count} images: expected {expected}."
-        )
-
-    def given(self) -> dict[str, Any]:
-        """The parameters that are not at their default."""
-        return {name: getattr(self, name) for name, usual in self.parameters().items() if getattr(self, name) != usual}
-
-    @classmethod
-    def parameters(cls) -> dict[str, Any]:
-        """The parameters and their defaults."""
-        return {f.name: f.default for f in fields(cls) if f.name not in ("model", "shape", "base")}
+        if expected is not None:
+            raise VitrailError(
+                f"{name} gave maps of shape {tuple(maps.shape)} for {count} images: expected {expected}."
+            )
+        if not maps.isfinite().all():
+            raise VitrailError(f"{name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
 
 
 class TokenMethod(Method):
@@ -176,49 +216,29 @@ class TokenMethod(Method):
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
-        return None if isinstance(model, ViT) else "it has no fixed tokens (hierarchical)"
-
-    @property
-    def vit(self) -> ViT:
-        assert isinstance(self.model, ViT)
-        return self.model
+        return None if model.has_tokens else "it has no fixed tokens (hierarchical)"
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Scores of all tokens (B, P + N) → patches on their grid (B, rows, columns)."""
-        return scores[:, self.vit.num_prefix :].unflatten(1, self.vit.grid)
+        return scores[:, self.model.num_prefix :].unflatten(1, self.model.grid)
 
 
-def _at_least_single(values: Tensor) -> Tensor:
-    return values.detach().to(torch.promote_types(values.dtype, torch.float32))
+class TraceMethod(TokenMethod):
+    """A white-box method: the traces it ``needs``, and how it ``read``s a map off them."""
+
+    def read(self, *traces: Trace) -> Attribution:
+        """The map, from one trace for each of ``needs``."""
+        raise NotImplementedError
+
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        traces = yield [Traced(batch, target, spec) for spec in self.needs()]
+        return self.read(*traces)
 
 
-def spread(maps: Tensor, inputs: Tensor) -> Tensor:
-    """Maps (B, h, w) in the shape of the inputs (B, C, H, W), evenly over pixels and channels, total unchanged."""
-    channels, height, width = inputs.shape[-3:]
-    cells = (height * width * channels) / (maps.shape[-2] * maps.shape[-1])
-    up = torch.nn.functional.interpolate(maps[:, None], size=(height, width), mode="nearest-exact")
-    return (up / cells).expand(-1, channels, -1, -1).contiguous()
+def refuse_unsupported(name: str, reason: str | None, model: View) -> None:
+    """Raises an error with the reason and the methods that can explain the model."""
+    if reason:
+        from vitrail.methods.registry import supported_methods
 
-
-def predicted(model: View, images: Tensor) -> Tensor:
-    """(B,): the class each image gets."""
-    with torch.no_grad():
-        logits = model.logits(images)
-    if not logits.isfinite().all():
-        raise VitrailError(f"the logits of {model.name} are NaN or infinite: check its weights, or use dtype=float32.")
-    return model.class_scores(logits).argmax(1)
-
-
-def pick(model: View, target: Targets, count: int, what: str) -> Tensor:
-    """Classes as given, (B,): one for all images, or as many as there are images."""
-    if isinstance(target, Tensor | np.ndarray):
-        target = target.tolist()
-        if isinstance(target, list) and len(target) == 1:  # captum's contract: a tensor of one number is for all
-            target = target[0]
-    if isinstance(target, Sequence) and not isinstance(target, str):
-        indices = [model.class_index(value) for value in target]
-    else:
-        indices = [model.class_index(target)] * count  # type: ignore[arg-type]
-    if len(indices) != count:
-        raise VitrailError(f"{what} names {len(indices)} classes for {count} images: give one, or one per image.")
-    return torch.tensor(indices)
+        able = ", ".join(supported_methods(model)) or "none"
+        raise VitrailError(f"{name} cannot explain {model.name}: {reason}. Methods that can: {able}.")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from vitrail.engine.sharing import Wish
-from vitrail.engine.trace import Trace
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import Layerwise, Output, Rule, check_layers
 from vitrail.methods.registry import method
-from vitrail.models.hierarchical import Hierarchical
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
 
 Protocol = Literal["default", "authors", "skipplus"]
 PROTOCOLS = ("default", "authors", "skipplus")
@@ -52,43 +49,49 @@ class Cam(Layerwise):
 
     def layers(self) -> range:
         layer = -1 if self.layer is None else self.layer
-        layer = layer if layer >= 0 else self.vit.num_layers + layer
+        layer = layer if layer >= 0 else self.model.num_layers + layer
         return range(layer, layer + 1)
 
-    def wish(self) -> Wish | None:
-        return super().wish() if isinstance(self.model, ViT) and self.protocol != "authors" else None
+    @property
+    def stage(self) -> int:
+        """The stage of a hierarchical model."""
+        stage, stages = -2 if self.layer is None else self.layer, self.model.num_stages
+        if not -stages <= stage < stages:
+            raise VitrailError(f"{self.model.name} has {stages} stages; there is no stage {stage}.")
+        return stage % stages
+
+    def needs(self) -> Sequence[TraceSpec]:
+        if not self.model.has_tokens:
+            if self.rule != "plain":
+                raise VitrailError(
+                    f'rule="{self.rule}" needs tokens and blocks, which {self.model.name} does not have.'
+                )
+            return [TraceSpec.of({"features", "gfeatures"}, [self.stage], output=self.output)]
+        if self.protocol != "authors":
+            return super().needs()
+        layers = check_layers(self.layers(), self.model.num_layers)
+        return [TraceSpec.of({"u", "gu", "gx"}, layers, self.rule, self.output, self.cancelling)]
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         context = slice(None) if self.protocol == "skipplus" else slice(trace.num_prefix, None)
         return self.cam(trace["x"][layer], trace["gx"][layer], context)
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        if isinstance(self.model, Hierarchical):
-            return self._on_features(self.model, images, target, against)
+    def read(self, *traces: Trace) -> Attribution:
+        (trace,) = traces
+        if not self.model.has_tokens:
+            return self._on_features(trace["features"][self.stage], trace["gfeatures"][self.stage])
         if self.protocol != "authors":
-            return super().run(images, target, against)
-        (layer,) = check_layers(self.layers(), self.vit.num_layers)
-        found = self._trace_norm(images, target, against, layer)
-        patches = slice(found.num_prefix, None)
-        values = self.cam(found["u"][layer][:, patches], found["gu"][layer][:, patches], slice(None))
-        return Attribution(as_published(values).unflatten(1, self.vit.grid))
+            return super().read(trace)
+        (layer,) = self.layers()
+        patches = slice(trace.num_prefix, None)
+        values = self.cam(trace["u"][layer][:, patches], trace["gu"][layer][:, patches], slice(None))
+        return Attribution(as_published(values).unflatten(1, self.model.grid))
 
-    def _trace_norm(self, images: Tensor, target: Tensor, against: Tensor | None, layer: int) -> Trace:
-        from vitrail.engine.trace import trace
-
-        return trace(
-            self.vit, images, target, against=against, rule=self.rule, output=self.output, keep={"u", "gu", "gx"},
-            layers=[layer], precise=self.cancelling,
-        )  # fmt: skip
-
-    def _on_features(self, model: Hierarchical, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        if self.rule != "plain":
-            raise VitrailError(f'rule="{self.rule}" needs tokens and blocks, which {model.name} does not have.')
-        stage = -2 if self.layer is None else self.layer
-        h, g = model.features_and_gradient(images, target, against, self.output, stage)
-        values = self.cam(h.flatten(2).transpose(1, 2), g.flatten(2).transpose(1, 2), slice(None))
+    def _on_features(self, features: Tensor, gradients: Tensor) -> Attribution:
+        h, g = (values.flatten(2).transpose(1, 2) for values in (features, gradients))
+        values = self.cam(h, g, slice(None))
         values = as_published(values) if self.protocol == "authors" else values
-        return Attribution(values.unflatten(1, h.shape[2:]))
+        return Attribution(values.unflatten(1, features.shape[2:]))
 
 
 def as_published(values: Tensor) -> Tensor:

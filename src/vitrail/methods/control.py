@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vitrail.methods.base import Attribution, Method
 from vitrail.methods.registry import method
-from vitrail.models.vit import ViT
 
 
 @method("random", family="control", signed=False, class_specific=False, needs="logits", cost=(0, 0), paper="SkipPLUS")
@@ -24,8 +23,8 @@ class Random(Method):
     no_aggregation: ClassVar[str] = "a random map has no layers"
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        grid = self.model.grid if isinstance(self.model, ViT) else (14, 14)
-        return Attribution(torch.stack([self._draw(image, grid) for image in images]).to(images.device))
+        maps = [self._draw(image, self.model.cells) for image in images]
+        return Attribution(torch.stack(maps).to(images.device))
 
     def _draw(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
         # seeded by the picture too, so that a map does not depend on the batch it comes in

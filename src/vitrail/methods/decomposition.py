@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.core.parts import Block, Norm
 from vitrail.engine.trace import Trace
 from vitrail.methods.gradients import completeness_gap, input_x_gradient
-from vitrail.methods.layerwise import LayerMap, Layerwise, OwnRollout
+from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, OwnRollout
 from vitrail.methods.registry import method
 from vitrail.methods.values import refuses_inner_norm, sent
 from vitrail.models.view import View
@@ -60,7 +60,7 @@ class Contributions(LayerMap):
 
     def sources(self, trace: Trace, layer: int) -> Tensor:
         """f (B, H, n, d)"""
-        block, values = self.vit.blocks[layer], trace["v"][layer]
+        block, values = trace.network.blocks[layer], trace["v"][layer]
         if self.protocol == "skipplus":
             x = trace["x"][layer]
             passed = linear_part(x, block.norm1) * deviation(x, block.norm1)
@@ -119,7 +119,7 @@ class AttentionNormResidual(Contributions):
     """As ``attin``, with the residual stream among what a token sends to itself."""
 
     version: ClassVar[int] = 2
-    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "none"
+    mixing: ClassVar[Mixing] = "none"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         sources = self.sources(trace, layer)
@@ -145,10 +145,10 @@ class GlobEnc(OwnRollout, Contributions):
     """
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v", "mid"})
-    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "none"
+    mixing: ClassVar[Mixing] = "none"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
-        block, weights, sources = self.vit.blocks[layer], trace["A"][layer], self.sources(trace, layer)
+        block, weights, sources = trace.network.blocks[layer], trace["A"][layer], self.sources(trace, layer)
         r = deviation(trace["mid"][layer], block.norm2)  # (B, n, 1): of the target token
         passed = through_mlp(sources, block)
         lengths = (
@@ -178,10 +178,10 @@ class Alti(OwnRollout, Contributions):
     """
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v", "mid", "mlp_out"})
-    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "none"
+    mixing: ClassVar[Mixing] = "none"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
-        published, block = self.protocol == "skipplus", self.vit.blocks[layer]
+        published, block = self.protocol == "skipplus", trace.network.blocks[layer]
         sources = self.sources(trace, layer)
         output = trace["mid"][layer] + (trace["mlp_out"][layer] if published else 0)
         rows, (batch, _, tokens, width) = [], sources.shape

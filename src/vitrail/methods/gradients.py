@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.engine.sharing import Wish
-from vitrail.engine.trace import Trace
+from vitrail.engine.requests import Asking, Batch, Pictures, PixelGradients, concurrently, resolved
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
-from vitrail.methods.layerwise import LayerMap, Layerwise, Output, Rule
+from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, Output, Rule
 from vitrail.methods.registry import method
-from vitrail.models.view import View
-from vitrail.models.vit import ViT
-from vitrail.progress import counted, shown
+from vitrail.targets import Target
 
 
 @dataclass(kw_only=True)
@@ -58,7 +57,7 @@ class InputXGradient(GradientMethod):
 
     def cancels(self, layers: Iterable[int]) -> bool:
         """At the last block most tokens count only through a LayerNorm, which ignores their length: Euler's zero."""
-        return list(layers) == [self.vit.num_layers - 1]
+        return list(layers) == [self.model.num_layers - 1]
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         return input_x_gradient(trace, layer)
@@ -119,16 +118,17 @@ class AttentionIxG(GradientMethod):
         pairing = self.pairing or ("output" if self.protocol == "skipplus" else "input")
         return int(pairing == "output")
 
-    def wish_for(self, layers: Iterable[int]) -> Wish:
-        return super().wish_for(sorted(set(layers) | {layer + self.shift for layer in layers}))
+    def specs(self, layers: Iterable[int]) -> Sequence[TraceSpec]:
+        layers = list(layers)
+        return super().specs(sorted({*layers, *(layer + self.shift for layer in layers)}))
 
     def cancels(self, layers: Iterable[int]) -> bool:
         """As ``input_x_gradient``; the layers are those whose attention or stream is read."""
-        depth = self.vit.num_layers
+        depth = self.model.num_layers
         return list(layers) == list(range(depth - 1 - self.shift, depth))
 
     def all_layers(self, start: int) -> range:
-        return range(start, max(start + 1, self.vit.num_layers - self.shift))
+        return range(start, max(start + 1, self.model.num_layers - self.shift))
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         received = trace["A"][layer].mean((1, 2))  # AttnFrom: over heads and all query rows
@@ -145,10 +145,10 @@ class AttentionGradient(LayerMap):
     output: Output = "logit"
 
     keep: ClassVar[frozenset[str]] = frozenset({"G"})
-    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "half_raw"
+    mixing: ClassVar[Mixing] = "half_raw"
 
     def layers(self) -> range:
-        return range(self.vit.num_layers - 1, self.vit.num_layers)
+        return range(self.model.num_layers - 1, self.model.num_layers)
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         gradient = trace["G"][layer]
@@ -163,7 +163,7 @@ class AttentionGradient(LayerMap):
 
 @dataclass(kw_only=True)
 class PixelGradient(Method):
-    """captum's gradient methods on the pixels, through the view."""
+    """A method that reads gradients of the pixels, image by image."""
 
     rule: Rule = "plain"
     output: Output = "logit"
@@ -172,33 +172,38 @@ class PixelGradient(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule != "plain" and not isinstance(self.model, ViT):
+        if self.rule != "plain" and not self.model.has_tokens:
             raise VitrailError(f'rule="{self.rule}" needs tokens and blocks, which {self.model.name} does not have.')
 
-    def score(self, against: Tensor | None) -> Score:
-        return Score(self.model, self.rule, self.output, against)
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        target = yield from resolved(batch, target)
+        askers = [self.explain_one(image, target.row(i)) for i, image in enumerate(batch.images.split(1))]
+        results = yield from concurrently(askers)
+        extras = {name: torch.stack([values[name] for _, values in results]) for name in results[0][1]}
+        return Attribution(torch.stack([values for values, _ in results]), extras)
 
+    def explain_one(self, image: Tensor, target: Target) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
+        """The map of one image (1, 3, H, W) and, by name, what was measured (0-d tensors)."""
+        raise NotImplementedError
 
-@dataclass
-class Score:
-    """The explained number as a function of pixels and target, as captum calls it."""
-
-    view: View
-    rule: str
-    output: str
-    against: Tensor | None
-
-    def __call__(self, images: Tensor, target: Tensor) -> Tensor:
-        from vitrail.core.operations import Walk
-        from vitrail.core.rules import get_rule
-
-        if isinstance(self.view, ViT):
-            walk = Walk(self.view.architecture(), get_rule(self.rule))
-            logits = walk.encode(walk.embed(images))
-        else:
-            logits = self.view.logits(images)
-        rival = None if self.against is None else self.against.repeat(len(images) // len(self.against))
-        return self.view.score(logits, target, rival, self.output)
+    def gradients(
+        self,
+        count: int,
+        make: Callable[[slice], Tensor],
+        fold: Callable[[Tensor, slice], Tensor],
+        target: Target,
+    ) -> PixelGradients:
+        """The sum of what ``fold`` makes of the gradients at ``count`` images."""
+        return PixelGradients(
+            view=self.model,
+            count=count,
+            make=make,
+            fold=fold,
+            target=target,
+            rule=self.rule,
+            output=self.output,
+            name=self.info.name,
+        )
 
 
 @method(
@@ -218,34 +223,30 @@ class IntegratedGradients(PixelGradient):
     steps: int = 50
     protocol: Literal["default", "tis"] = "default"
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        from captum.attr import IntegratedGradients as Captum
-
+    def explain_one(self, image: Tensor, target: Target) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
         if self.steps < 1:
             raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
-        maps, gaps = [], []
-        total = len(images) * self.steps
-        with torch.inference_mode(False), torch.enable_grad(), counted(total, self.info.name, "step") as bar:
-            for i in range(len(images)):  # captum scales every image at once: one by one bounds the memory
-                one = slice(i, i + 1)
-                score = self.score(None if against is None else against[one])
-
-                def step(scaled: Tensor, own: Tensor, score: Score = score) -> Tensor:
-                    bar.update(len(scaled) if torch.is_grad_enabled() else 0)  # the two ends are asked for without
-                    return score(scaled, own)
-
-                found, gap = Captum(step).attribute(
-                    images[one].clone(),
-                    n_steps=self.steps,
-                    method="gausslegendre",
-                    internal_batch_size=8,
-                    additional_forward_args=(target[one],),
-                    return_convergence_delta=True,
-                )
-                maps.append(found.sum(1))
-                with torch.no_grad():
-                    gaps.append(gap.abs() / score(images[one], target[one]).abs().clamp(min=1))
-        return Attribution(torch.cat(maps), {"completeness_gap": torch.cat(gaps)})
+        nodes, shares = np.polynomial.legendre.leggauss(self.steps)  # Gauss–Legendre on [−1, 1], moved to [0, 1]
+        places, weights = (torch.from_numpy(values / 2).to(image) for values in (nodes + 1, shares))
+        gradients = self.gradients(
+            self.steps,
+            lambda part: image * places[part, None, None, None],
+            lambda gradient, part: torch.einsum("k,kchw->chw", weights[part], gradient),
+            target,
+        )
+        ends = Pictures(
+            view=self.model,
+            count=2,
+            length=self.model.num_tokens,
+            reading=target.reading(self.output),
+            about=target.about,
+            name=self.info.name,
+            make=lambda part: torch.cat([torch.zeros_like(image), image])[part],
+        )
+        total, (start, end) = yield [gradients, ends]
+        shares_of_pixels = total * image[0]
+        gap = (shares_of_pixels.sum() - (end - start)).abs() / end.abs().clamp(min=1)
+        return shares_of_pixels.sum(0), {"completeness_gap": gap}
 
 
 @method(
@@ -271,26 +272,23 @@ class SmoothGrad(PixelGradient):
     seed: int = 0
     protocol: Literal["default", "tis"] = "default"
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        from captum.attr import Saliency
-
+    def explain_one(self, image: Tensor, target: Target) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
         if self.samples < 1 or (self.sigma or 0) < 0:
             raise VitrailError(f"samples ≥ 1 and sigma ≥ 0 are needed, but got {self.samples} and {self.sigma}.")
-        saliency, total = Saliency(self.score(against)), torch.zeros_like(images)
         draw = torch.Generator().manual_seed(self.seed)
-        with torch.inference_mode(False), torch.enable_grad():
-            for _ in shown(range(self.samples), self.info.name):
-                noise = torch.randn(images.shape[1:], generator=draw).to(images)
-                noisy = (images + self.deviation(images) * noise).requires_grad_()
-                total += saliency.attribute(noisy, additional_forward_args=(target,))
-        return Attribution((total / self.samples).sum(1))
+        noises = [torch.randn(image.shape[1:], generator=draw, dtype=torch.float32) for _ in range(self.samples)]
+        deviation = self.deviation(image)
 
-    def deviation(self, images: Tensor) -> Tensor | float:
+        def noisy(part: slice) -> Tensor:
+            return image + deviation * torch.stack(noises[part]).to(image)
+
+        total = yield self.gradients(self.samples, noisy, lambda gradient, _: gradient.abs().sum(0), target)
+        return (total / self.samples).sum(0), {}
+
+    def deviation(self, image: Tensor) -> Tensor | float:
         if self.sigma is not None:
             return self.sigma
-        if self.protocol == "tis":
-            return 1.0
-        return 0.15 * (images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True))
+        return 1.0 if self.protocol == "tis" else 0.15 * (image.max() - image.min())
 
 
 def input_x_gradient(trace: Trace, layer: int) -> Tensor:

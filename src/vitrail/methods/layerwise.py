@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,52 +10,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.sharing import Wish
-from vitrail.engine.trace import Trace, trace
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, TokenMethod
+from vitrail.methods.base import Attribution, TraceMethod
 
 Readout = Literal["head", "cls"]
 Rule = Literal["plain", "frozen"]
 Output = Literal["logit", "probability"]
+Mixing = Literal["half", "half_raw", "add", "none"]
 
 
 @dataclass(kw_only=True)
-class Layerwise(TokenMethod):
+class Layerwise(TraceMethod):
     """A trace and, per layer, a score for every token.
 
-    Subclasses say what the trace must ``keep`` and how ``scores`` reads it; ``layers`` are those of the bare method,
-    ``traced`` those that its trace has, where they are others.
+    Subclasses say what the trace must ``keep`` and how ``scores`` reads it; ``layers`` are those of the bare method.
     """
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus")
 
-    def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: Iterable[int]) -> Trace:
-        wish = self.wish_for(layers)
-        return trace(
-            self.vit, images, target, against=against, rule=wish.rule, output=wish.output, keep=wish.keep,
-            layers=wish.layers, precise=wish.precise,
-        )  # fmt: skip
-
-    def wish(self) -> Wish | None:
-        return self.wish_for(self.traced())
-
-    def wish_for(self, layers: Iterable[int]) -> Wish:
-        """The trace with these layers."""
+    def specs(self, layers: Iterable[int]) -> Sequence[TraceSpec]:
+        """The traces with these layers."""
         rule, output = getattr(self, "rule", "plain"), getattr(self, "output", "logit")
-        return Wish(self.keep, frozenset(layers), rule, output, self.cancels(layers))
+        return [TraceSpec.of(self.keep, layers, rule, output, self.cancels(layers))]
 
-    def traced(self) -> Iterable[int]:
-        """The layers that ``run`` traces."""
-        return self.layers()
+    def needs(self) -> Sequence[TraceSpec]:
+        return self.specs(check_layers(self.layers(), self.all_layers(0).stop))
+
+    def combined(self, *traces: Trace) -> Trace:
+        """One trace with what all of ``specs`` keep."""
+        return traces[0]
 
     def cancels(self, layers: Iterable[int]) -> bool:
         """Whether sums all but cancel at these layers, so that only a trace in double precision tells what is left."""
         return False
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
-        """(B, P + N): what each token has in the score, seen from the input of block ``layer``."""
+        """(B, P + N): the share of each token in the score, seen from the input of block ``layer``."""
         raise NotImplementedError
 
     def term(self, trace: Trace, layer: int) -> Tensor:
@@ -77,24 +69,16 @@ class Layerwise(TokenMethod):
 
     def all_layers(self, start: int) -> range:
         """The layers of PLUS from ``start`` on."""
-        return range(start, self.vit.num_layers)
+        return range(start, self.model.num_layers)
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        return self.sum_over(self.layers(), self.scores, images, target, against)
+    def read(self, *traces: Trace) -> Attribution:
+        return self.sum_over(self.combined(*traces), self.layers(), self.scores)
 
-    def sum_over(
-        self,
-        layers: range,
-        term: Callable[[Trace, int], Tensor],
-        images: Tensor,
-        target: Tensor,
-        against: Tensor | None,
-    ) -> Attribution:
-        """The plain signed sum of the layers' terms, from one trace."""
-        found = self.trace(images, target, against, check_layers(layers, self.all_layers(0).stop))
-        total = torch.stack([term(found, layer) for layer in layers]).sum(0)
-        closing = self.closing(found)
-        return Attribution(self.on_grid(total if closing is None else total + closing), self.extras(found, layers))
+    def sum_over(self, trace: Trace, layers: range, term: Callable[[Trace, int], Tensor]) -> Attribution:
+        """The plain signed sum of the layers' terms."""
+        total = torch.stack([term(trace, layer) for layer in layers]).sum(0)
+        closing = self.closing(trace)
+        return Attribution(self.on_grid(total if closing is None else total + closing), self.extras(trace, layers))
 
 
 @dataclass(kw_only=True)
@@ -110,7 +94,7 @@ class LayerMap(Layerwise):
 
     keep: ClassVar[frozenset[str]] = frozenset({"A"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus", "rollout")
-    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "half"
+    mixing: ClassVar[Mixing] = "half"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         """(B, n, n), rows [to, from]; for an attention pool (layer L) (B, 1, keys)."""
@@ -118,15 +102,15 @@ class LayerMap(Layerwise):
 
     def layers(self) -> range:
         """The last attention: the pool's, where the head has one."""
-        depth = self.vit.num_layers
+        depth = self.model.num_layers
         return range(depth, depth + 1) if self.pools_by_attention else range(depth - 1, depth)
 
     def all_layers(self, start: int) -> range:
-        return range(start, self.vit.num_layers + self.pools_by_attention)
+        return range(start, self.model.num_layers + self.pools_by_attention)
 
     @property
     def pools_by_attention(self) -> bool:
-        return self.vit.architecture().head.pool == "attention" and self.readout == "head"
+        return self.model.pools_by_attention and self.readout == "head"
 
     def rho(self, trace: Trace) -> Tensor:
         """(B, n): the tokens the head reads, or the class token alone."""
@@ -139,7 +123,7 @@ class LayerMap(Layerwise):
         return torch.einsum("bi,bij->bj", self.rho(trace), matrix)
 
     def rollout(self, trace: Trace, start: int) -> Tensor:
-        """ρᵀ ∏ (mixed maps), from the last layer down to ``start``: O(n²) per layer, as only one row is wanted."""
+        """ρᵀ ∏ (mixed maps), from the last layer down to ``start``: O(n²) per layer, since only one row is needed."""
         row = self.scores(trace, trace.num_layers) if self.pools_by_attention else self.rho(trace)
         for layer in reversed(range(start, trace.num_layers)):
             matrix = self.layer_map(trace, layer)
@@ -162,13 +146,14 @@ class OwnRollout(LayerMap):
 
     start_layer: int = 0
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        layers = check_layers(self.traced(), self.vit.num_layers)
-        found = self.trace(images, target, against, layers)
-        return Attribution(self.on_grid(self.rollout(found, layers.start)))
+    def layers(self) -> range:
+        return range(self.start_layer, self.model.num_layers)
 
-    def traced(self) -> range:
-        return range(self.start_layer, self.vit.num_layers)
+    def needs(self) -> Sequence[TraceSpec]:
+        return self.specs(check_layers(self.layers(), self.model.num_layers))
+
+    def read(self, *traces: Trace) -> Attribution:
+        return Attribution(self.on_grid(self.rollout(self.combined(*traces), self.layers().start)))
 
 
 def readout_row(trace: Trace, readout: str, name: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,15 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.core.parts import Attention
-from vitrail.engine.trace import Trace, trace
+from vitrail.engine.requests import Asking, Batch, Traced, resolved
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, check_layers, on_tokens
 from vitrail.methods.registry import method
-from vitrail.methods.values import refuses_inner_norm, sent
+from vitrail.methods.values import attention_of, refuses_inner_norm, sent
 from vitrail.models.view import View
 from vitrail.progress import shown
+from vitrail.targets import Target
 
 
 @dataclass(kw_only=True)
@@ -41,31 +43,32 @@ class Integrated(LayerMap):
         """(B, n): the chain from the last block down to ``start``, weighted by the integrated gradient."""
         raise NotImplementedError
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
         if self.steps < 1:
             raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
-        start = check_layers(range(self.start(), self.vit.num_layers), self.vit.num_layers).start
-        found = self.trace(images, target, against, self.traced())
-        gradient = self.integrated_gradient(images, target, against)
-        return Attribution(self.on_grid(self.weighted(found, start, gradient)))
+        (trace,) = yield [Traced(batch, target, spec) for spec in self.needs()]
+        gradient = yield from self.integrated_gradient(batch, target)
+        return Attribution(self.on_grid(self.weighted(trace, self.start(), gradient)))
 
     def start(self) -> int:
         """The first block used."""
-        published = min(self.published_start, self.vit.num_layers - 1) if self.protocol == "authors" else 0
-        return published if self.start_layer is None else self.start_layer
+        depth = self.model.num_layers
+        published = min(self.published_start, depth - 1) if self.protocol == "authors" else 0
+        start = published if self.start_layer is None else self.start_layer
+        return check_layers(range(start, depth), depth).start
 
-    def traced(self) -> range:
-        return range(self.start(), self.vit.num_layers + self.pools_by_attention)
+    def needs(self) -> Sequence[TraceSpec]:
+        return self.specs(range(self.start(), self.model.num_layers + self.pools_by_attention))
 
-    def integrated_gradient(self, images: Tensor, target: Tensor, against: Tensor | None) -> Tensor:
+    def integrated_gradient(self, batch: Batch, target: Target) -> Asking[Tensor]:
         """W (B, n, n), of an attention pool (B, 1, keys): mean_h of the positive part of the step-averaged gradient."""
-        last = self.layers().start
-        total: Tensor | None = None
+        target = yield from resolved(batch, target)
+        spec = TraceSpec.of({"G"}, self.layers(), output=self.output)
+        total: Tensor | float = 0.0
         for step in shown(range(self.steps), self.info.name):
-            scaled = images * (step / max(self.steps - 1, 1))
-            found = trace(self.vit, scaled, target, against=against, output=self.output, keep={"G"}, layers=[last])
-            total = found["G"][last] if total is None else total + found["G"][last]
-        assert total is not None
+            scaled = Batch(self.model, batch.images * (step / max(self.steps - 1, 1)))
+            total = total + (yield Traced(scaled, target, spec))["G"][self.layers().start]
+        assert isinstance(total, Tensor)
         return (total / self.steps).clamp(min=0).mean(1)
 
 
@@ -87,17 +90,17 @@ class Tam(Integrated):
     published_start: ClassVar[int] = 4
 
     def weighted(self, trace: Trace, start: int, gradient: Tensor) -> Tensor:
-        return self.state(trace, start) * self.read(trace, gradient)
+        return self.state(trace, start) * self.row(trace, gradient)
 
     def state(self, trace: Trace, start: int) -> Tensor:
         """(B, n)"""
         last = self.layers().start
-        row = self.read(trace, trace["A"][last].mean(1))
+        row = self.row(trace, trace["A"][last].mean(1))
         for layer in reversed(range(start, last)):
             row = row + (row[:, None] @ trace["A"][layer].mean(1))[:, 0]
         return row
 
-    def read(self, trace: Trace, matrix: Tensor) -> Tensor:
+    def row(self, trace: Trace, matrix: Tensor) -> Tensor:
         """The read-out row of the last attention's matrix, on all tokens."""
         if self.pools_by_attention:
             return on_tokens(matrix[:, 0], trace)
@@ -194,16 +197,8 @@ class BidirectionalToken(Bidirectional):
 
     def step(self, trace: Trace, layer: int) -> Tensor:
         """mean_h A · diag(r), r_j = ‖what token j sends‖ / ‖token j‖."""
-        attention, gamma = self.attention(layer)
-        made = sent(trace["v"][layer], attention, gamma).sum(1).norm(dim=-1)
-        given = trace["x"][layer].norm(dim=-1)[:, -made.shape[1] :]
-        ratio = made / torch.where(given > 0, given, torch.ones_like(given))
+        attention, gamma = attention_of(trace, layer)
+        sent_length = sent(trace["v"][layer], attention, gamma).sum(1).norm(dim=-1)
+        token_length = trace["x"][layer].norm(dim=-1)[:, -sent_length.shape[1] :]
+        ratio = sent_length / torch.where(token_length > 0, token_length, torch.ones_like(token_length))
         return trace["A"][layer].mean(1) * ratio[:, None]
-
-    def attention(self, layer: int) -> tuple[Attention, Tensor | None]:
-        """The attention of a block, with its LayerScale, or that of the pool behind the last one."""
-        if layer < self.vit.num_layers:
-            return self.vit.blocks[layer].attention, self.vit.blocks[layer].scale1
-        pool = self.vit.architecture().head.attention_pool
-        assert pool is not None
-        return pool.attention, None

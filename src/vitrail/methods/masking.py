@@ -1,32 +1,68 @@
-"""What mask methods share: one image at a time, token maps as image masks, sums over masks."""
+"""What mask methods share: one image at a time, variants of it to be scored, sums over masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.core.operations import Walk
 from vitrail.engine.noise import Kind, noise
-from vitrail.engine.scheduler import Asking, Request, Scorer, together
+from vitrail.engine.requests import (
+    Asking,
+    Batch,
+    Logits,
+    Pictures,
+    Request,
+    Subsets,
+    Traced,
+    check_finite,
+    concurrently,
+)
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
+from vitrail.targets import Target
 
 SEEDS = (-(2**63), 2**64)  # those that torch takes
 MASKS_AT_ONCE = {"cpu": 64, "cuda": 256}  # at image size
 
+Space = Literal["pixels", "tokens"]
 Explained = Asking[tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One image and what is known of it before it is masked."""
+
+    image: Tensor  # (1, 3, H, W)
+    logits: Tensor  # (1, C)
+    target: Target
+    trace: Trace | None
+    row: int  # of the image in the trace
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.image.shape[-2], self.image.shape[-1]
+
+    @property
+    def tokens(self) -> Tensor:
+        """x_0 (1, n, d)."""
+        assert self.trace is not None
+        return self.trace["x"][0][self.row : self.row + 1]
+
+    def score(self, view: View, output: str) -> Tensor:
+        """The score of the untouched image, 0-d."""
+        about = torch.tensor([self.target.about], device=self.logits.device)
+        return self.target.reading(output)(view, self.logits, about)[0]
 
 
 @dataclass(kw_only=True)
 class MaskMethod(Method):
-    """A method that asks the model about many variants of one image; several images are asked about together."""
+    """A method that asks the model about many variants of an image; several images are asked about together."""
 
     no_aggregation: ClassVar[str] = "a mask method has no layers"
 
@@ -34,26 +70,32 @@ class MaskMethod(Method):
         super().__post_init__()
         seed = getattr(self, "seed", 0)
         if not SEEDS[0] <= seed < SEEDS[1]:
-            raise VitrailError(f"seed must be a whole number of at most 64 bits, but got {seed}.")
+            raise VitrailError(f"seed must be an integer of at most 64 bits, but got {seed}.")
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
-        """The map of one image (1, 3, H, W) and, by name, what was measured (0-d tensors)."""
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        """The one forward pass of the whole images is the trace, where the method needs one."""
+        traces = yield [Traced(batch, target, spec) for spec in self.needs()]
+        logits = yield Logits(batch)
+        check_finite(self.model, logits)
+        target = target.resolved(self.model, logits)
+        subjects = [
+            Subject(
+                image=image, logits=logits[i : i + 1], target=target.row(i), trace=traces[0] if traces else None, row=i
+            )
+            for i, image in enumerate(batch.images.split(1))
+        ]
+        results = yield from concurrently([self.explain_one(subject) for subject in subjects])
+        names, device = results[0][1], batch.images.device
+        extras = {name: torch.stack([values[name].to(device) for _, values in results]) for name in names}
+        return Attribution(torch.stack([values for values, _ in results]), extras)
+
+    def explain_one(self, subject: Subject) -> Explained:
+        """The map of one image and, by name, what was measured (0-d tensors)."""
         raise NotImplementedError
 
-    def scorer(self, target: Tensor, against: Tensor | None, output: str) -> Scorer:
-        rival = None if against is None else int(against)
-        return Scorer(view=self.model, target=int(target), against=rival, output=output, name=self.info.name)
-
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        rivals = [None] * len(images) if against is None else list(against.split(1))
-        each = zip(images.split(1), target.split(1), rivals, strict=True)
-        chunks: list[int] = []
-        found = together([self.explain_one(*one) for one in each], chunks)
-        names = found[0][1]
-        extras = {name: torch.stack([values[name].to(images.device) for _, values in found]) for name in names}
-        if chunks:
-            extras["chunk"] = torch.full((len(images),), min(chunks), device=images.device)
-        return Attribution(torch.stack([one for one, _ in found]), extras)
+    def scorer(self, subject: Subject, output: str) -> Scorer:
+        reduced = getattr(self, "precision", "full") == "auto"
+        return Scorer(view=self.model, subject=subject, output=output, name=self.info.name, reduced=reduced)
 
 
 @dataclass(kw_only=True)
@@ -65,8 +107,83 @@ class SturdyMaskMethod(MaskMethod):
 
     precision: Literal["auto", "full"] = "auto"
 
-    def scorer(self, target: Tensor, against: Tensor | None, output: str) -> Scorer:
-        return replace(super().scorer(target, against, output), reduced=self.precision == "auto")
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """Makes requests for the scores of variants of one image."""
+
+    view: View
+    subject: Subject
+    output: str
+    name: str  # of the progress bar
+    reduced: bool = False  # whether bf16 will do
+
+    def subsets(self, keep: Tensor) -> Subsets:
+        """The scores (M,) with only the patches ``keep`` (M, k) present."""
+        length = keep.shape[1] + self.view.num_prefix
+        return Subsets(**self._common(), count=len(keep), length=length, tokens=self.subject.tokens, keep=keep)
+
+    def pictures(self, count: int, make: Callable[[slice], Tensor], same: Hashable = None) -> Pictures:
+        """The scores (M,) of the images that ``make`` gives chunk by chunk, (m, 3, H, W) each."""
+        return Pictures(**self._common(), count=count, length=self.view.num_tokens, make=make, same=same)
+
+    def token_sets(self, present: Tensor) -> Asking[Tensor]:
+        """The scores (M,) with only the patches of each set (M, N) present; sets of one size go together.
+
+        Nothing present is the prefix tokens alone or, where the head pools patches, the mean-colour image.
+        """
+        sizes = present.sum(1)
+        groups = {count: (sizes == count).nonzero()[:, 0] for count in sizes.unique().tolist()}
+
+        def request(count: int, rows: Tensor) -> Request:
+            if count == 0 and self.view.pools_patches:
+                return self.pictures(1, lambda _: torch.zeros_like(self.subject.image))
+            return self.subsets(present[rows].to(torch.int8).topk(count, dim=1).indices)
+
+        answers = yield [request(count, rows) for count, rows in groups.items()]
+        scores = torch.cat([score.expand(len(rows)) for score, rows in zip(answers, groups.values(), strict=True)])
+        return torch.empty_like(scores).index_copy_(0, torch.cat([*groups.values()]), scores)
+
+    def _common(self) -> dict[str, Any]:
+        target = self.subject.target
+        return {
+            "view": self.view,
+            "reading": target.reading(self.output),
+            "about": target.about,
+            "name": self.name,
+            "reduced": self.reduced,
+        }
+
+
+def tokens_spec(model: View) -> TraceSpec:
+    """A trace that keeps x_0, for methods that remove tokens."""
+    if not model.has_tokens:
+        raise VitrailError(f'space="tokens" needs tokens, which {model.name} does not have: use space="pixels".')
+    return TraceSpec.of({"x"}, [0])
+
+
+def features_spec(model: View, layer: str) -> TraceSpec:
+    """A trace that keeps features: the output of the last first norm or attention, or of the second-to-last stage."""
+    if model.has_tokens:
+        return TraceSpec.of({"attention_out" if layer == "attention" else "u"}, [model.num_layers - 1])
+    if layer != "norm1":
+        raise VitrailError(
+            f'layer="{layer}" needs the tokens of a ViT, which {model.name} does not have: leave layer at "norm1", '
+            "which stands for its second-to-last stage."
+        )
+    return TraceSpec.of({"features"}, [model.num_stages - 2])
+
+
+def features_of(subject: Subject, model: View, layer: str) -> Tensor:
+    """(D, h, w), in at least single precision."""
+    trace = subject.trace
+    assert trace is not None
+    if model.has_tokens:
+        values = trace["attention_out" if layer == "attention" else "u"][model.num_layers - 1]
+        features = values[subject.row, trace.num_prefix :].T.unflatten(1, model.grid)
+    else:
+        features = trace["features"][model.num_stages - 2][subject.row]
+    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def weighted_sum(scores: Tensor, make: Callable[[slice], Tensor], size: tuple[int, int]) -> Tensor:
@@ -78,57 +195,12 @@ def weighted_sum(scores: Tensor, make: Callable[[slice], Tensor], size: tuple[in
     return total
 
 
-def upsampled(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """(K, h, w) → (K, H, W), bilinear."""
-    return F.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
-
-
-def patch_features(view: View, image: Tensor, layer: str) -> Tensor:
-    """(D, h, w): of a ViT the last first norm's output or the last attention's; of others the second-to-last stage."""
-    from vitrail.models.hierarchical import Hierarchical
-
-    if isinstance(view, Hierarchical):
-        if layer != "norm1":
-            raise VitrailError(
-                f'layer="{layer}" needs the tokens of a ViT, which {view.name} does not have: leave layer at "norm1", '
-                "which stands for its second-to-last stage."
-            )
-        with torch.no_grad():
-            return view.features(image)[0]
-    assert isinstance(view, ViT)
-    parts = view.architecture()
-    *below, last = parts.blocks
-    with torch.inference_mode():
-        walk = Walk(parts)
-        x = walk.embed(image)
-        for number, block in enumerate(below):
-            x = walk.block(x, block, number)
-        x = walk.norm(x, last.norm1, len(below))
-        if layer == "attention":
-            x = walk.attention(x, x, last.attention, len(below))
-    return x[0, walk.prefix :].T.unflatten(1, view.grid).clone()  # no longer of inference mode
-
-
 def drawn(kind: Kind, like: Tensor, part: slice, seed: int) -> Tensor:
     """Noise shaped like ``like`` (1, …) for the masks ``part``: it depends on a mask's number, not on the chunks."""
     return noise(kind, like.shape[1:], range(part.start, part.stop), seed, like.device).to(like.dtype)
 
 
-def score_token_sets(scorer: Scorer, view: ViT, image: Tensor, present: Tensor) -> Asking[Tensor]:
-    """(M,): the scores with only the patches of each set (M, N) present; sets of one size go together.
-
-    Nothing present is the prefix tokens alone or, where the head pools patches, the mean-colour image.
-    """
-    with torch.no_grad():
-        tokens = view.embed(image)
-    sizes = present.sum(1)
-    groups = {size: (sizes == size).nonzero()[:, 0] for size in sizes.unique().tolist()}
-
-    def asked(size: int, rows: Tensor) -> Request:
-        if size == 0 and view.pools_patches:
-            return scorer.images(1, lambda _: torch.zeros_like(image))
-        return scorer.subsets(tokens, present[rows].to(torch.int8).topk(size, dim=1).indices)
-
-    found = yield [asked(size, rows) for size, rows in groups.items()]
-    scores = torch.cat([own.expand(len(rows)) for own, rows in zip(found, groups.values(), strict=True)])
-    return torch.empty_like(scores).index_copy_(0, torch.cat([*groups.values()]), scores)
+def refuse_baseline(baseline: float) -> None:
+    """Token space has no colours."""
+    if baseline != 0:
+        raise VitrailError(f'baseline is for space="pixels" only: tokens are removed, not painted; got {baseline}.')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
 import torch
@@ -13,38 +12,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.core.operations import Walk
+from vitrail.core.parts import Architecture
 from vitrail.core.rules import Plain, attention_scores, softmax
-from vitrail.engine.scheduler import Reading, Request, Scorer, first_chunk, joined, picture_length, size
+from vitrail.engine.maps import upsampled
+from vitrail.engine.requests import Variants, joined, size
+from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
 from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import (
     Explained,
     MaskMethod,
+    Space,
     SturdyMaskMethod,
-    patch_features,
-    score_token_sets,
-    upsampled,
+    Subject,
+    features_of,
+    features_spec,
+    refuse_baseline,
+    tokens_spec,
     weighted_sum,
 )
 from vitrail.methods.registry import method
 from vitrail.methods.vit_cx import scaled
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
-from vitrail.progress import counted
-
-Space = Literal["pixels", "tokens"]
-
-
-def needs_tokens(method: MaskMethod) -> ViT:
-    if not isinstance(method.model, ViT):
-        raise VitrailError(f'space="tokens" needs tokens, which {method.model.name} does not have: use space="pixels".')
-    return method.model
-
-
-def refuse_paint(baseline: float) -> None:
-    if baseline != 0:
-        raise VitrailError(f'baseline is for space="pixels" only: tokens are removed, not painted; got {baseline}.')
+from vitrail.targets import Reading
 
 
 @method(
@@ -74,31 +65,32 @@ class Rise(SturdyMaskMethod):
     seed: int = 0
     protocol: Literal["default", "authors", "rise", "tis"] = "default"
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+    def needs(self) -> Sequence[TraceSpec]:
+        return [tokens_spec(self.model)] if self.space == "tokens" else []
+
+    def explain_one(self, subject: Subject) -> Explained:
         count = self.masks if self.masks is not None else 6000 if self.protocol in ("authors", "rise") else 4000
         share = self.ratio if self.ratio is not None else 0.5 if self.protocol == "default" else 0.1
         output = self.output or ("logit" if self.protocol == "tis" else "probability")
         if count < 1 or self.cells < 1 or not 0 < share <= 1:
             raise VitrailError(f"masks, cells ≥ 1 and 0 < ratio ≤ 1 are needed; got {count}, {self.cells}, {share}.")
-        scorer = self.scorer(target, against, output)
+        scorer, image = self.scorer(subject, output), subject.image
         if self.space == "tokens":
-            return (yield from self._by_tokens(scorer, image, count, share))
-        masks = SmoothMasks(count, self.cells, share, image, self.seed)
-        scores = yield scorer.images(count, lambda part: image * masks(part)[:, None].to(image.dtype))
-        weighted = weighted_sum(scores, masks, masks.size)
-        return weighted / (count * share), {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
+            chosen = self.token_masks(count, share).to(image.device)
+            scores = yield from scorer.token_sets(chosen)
+            values = (scores @ chosen.to(scores.dtype)).unflatten(0, self.model.grid)
+        else:
+            masks = SmoothMasks(count, self.cells, share, image, self.seed)
+            scores = yield scorer.pictures(count, lambda part: image * masks(part)[:, None].to(image.dtype))
+            values = weighted_sum(scores, masks, masks.size)
+        return values / (count * share), {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
 
-    def _by_tokens(self, scorer: Scorer, image: Tensor, count: int, share: float) -> Explained:
-        view = needs_tokens(self)
+    def token_masks(self, count: int, share: float) -> Tensor:
+        """(M, N): which patches are present."""
         if self.cells != self.parameters()["cells"]:
             raise VitrailError(f'cells is for space="pixels" only: patches are removed one by one; got {self.cells}.')
-        patches = view.grid[0] * view.grid[1]
-        draw = torch.rand((count, patches), generator=torch.Generator().manual_seed(self.seed)).to(image.device)
-        chosen = draw < share
-        scores = yield from score_token_sets(scorer, view, image, chosen)
-        values = (scores @ chosen.to(scores.dtype)) / (count * share)
-        extras = {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
-        return values.unflatten(0, view.grid), extras
+        draw, (rows, columns) = torch.Generator().manual_seed(self.seed), self.model.grid
+        return torch.rand((count, rows * columns), generator=draw, dtype=torch.float32) < share
 
 
 class SmoothMasks:
@@ -108,7 +100,9 @@ class SmoothMasks:
         draw = torch.Generator().manual_seed(seed)
         self.size, self.cells = (image.shape[-2], image.shape[-1]), cells
         dtype = torch.promote_types(image.dtype, torch.float32)
-        self.grids = (torch.rand((count, cells, cells), generator=draw) < share).to(image.device, dtype)
+        self.grids = (torch.rand((count, cells, cells), generator=draw, dtype=torch.float32) < share).to(
+            image.device, dtype
+        )
         self.cell = [math.ceil(length / cells) for length in self.size]
         self.offsets = [torch.randint(cell, (count,), generator=draw).to(image.device) for cell in self.cell]
 
@@ -143,56 +137,41 @@ class Occlusion(MaskMethod):
     baseline: float = 0.0
     space: Space = "pixels"
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
-        scorer = self.scorer(target, against, self.output)
-        size = (image.shape[-2], image.shape[-1]) if self.space == "pixels" else needs_tokens(self).grid
-        window = self.window if self.window is not None else min(1 if self.space == "tokens" else 16, *size)
+    def needs(self) -> Sequence[TraceSpec]:
+        return [tokens_spec(self.model)] if self.space == "tokens" else []
+
+    def explain_one(self, subject: Subject) -> Explained:
+        sides = subject.size if self.space == "pixels" else self.model.grid
+        window = self.window if self.window is not None else min(1 if self.space == "tokens" else 16, *sides)
         stride = self.stride if self.stride is not None else window
-        if not 1 <= stride <= window <= min(size):
-            raise VitrailError(f"1 ≤ stride ≤ window ≤ {min(size)} is needed, but got {stride} and {window}.")
+        if not 1 <= stride <= window <= min(sides):
+            raise VitrailError(f"1 ≤ stride ≤ window ≤ {min(sides)} is needed, but got {stride} and {window}.")
+        rows, columns = (windows(side, window, stride).to(subject.image.device) for side in sides)
+        scorer, image = self.scorer(subject, self.output), subject.image
+
+        def hidden(part: slice) -> Tensor:
+            """(m, rows, columns): what each window covers."""
+            numbers = torch.arange(part.start, part.stop, device=image.device)
+            return rows[numbers // len(columns)][:, :, None] & columns[numbers % len(columns)][:, None]
+
+        count = len(rows) * len(columns)
         if self.space == "tokens":
-            return (yield from self._by_tokens(scorer, image, window, stride))
-        return self._by_pixels(scorer, image, window, stride), {}
-
-    def _by_pixels(self, scorer: Scorer, image: Tensor, window: int, stride: int) -> Tensor:
-        from captum.attr import Occlusion as Captum
-
-        channels, *sides = image.shape[1:]
-        windows = math.prod(len(starts(side, window, stride)) for side in sides)
-        with torch.no_grad(), counted(1 + windows, scorer.name) as bar:
-
-            def score(images: Tensor) -> Tensor:
-                found = scorer.score(self.model.logits(images))
-                bar.update(len(images))
-                return found
-
-            found = Captum(score).attribute(
-                image,
-                (channels, window, window),
-                (channels, stride, stride),
-                self.baseline,
-                perturbations_per_eval=first_chunk(self.model, picture_length(self.model)),
+            refuse_baseline(self.baseline)
+            scores = yield from scorer.token_sets(~hidden(slice(0, count)).flatten(1))
+        else:
+            scores = yield scorer.pictures(
+                count, lambda part: torch.where(hidden(part)[:, None], self.baseline, image).to(image.dtype)
             )
-        return found[0].mean(0)
-
-    def _by_tokens(self, scorer: Scorer, image: Tensor, window: int, stride: int) -> Explained:
-        view = needs_tokens(self)
-        refuse_paint(self.baseline)
-        corners = list(product(*(starts(side, window, stride) for side in view.grid)))
-        hidden = torch.zeros(len(corners), *view.grid, dtype=torch.bool, device=image.device)
-        for i, (top, left) in enumerate(corners):
-            hidden[i, top : top + window, left : left + window] = True
-        flat = hidden.flatten(1)
-        sets = torch.cat([torch.ones_like(flat[:1]), ~flat])
-        scores = yield from score_token_sets(scorer, view, image, sets)
-        drops = scores[0] - scores[1:]
-        covered = flat.to(drops.dtype)
-        return ((drops @ covered) / covered.sum(0)).unflatten(0, view.grid), {}
+        drops = (subject.score(self.model, self.output) - scores).unflatten(0, (len(rows), len(columns)))
+        rows, columns = rows.to(drops.dtype), columns.to(drops.dtype)
+        return (rows.T @ drops @ columns) / torch.outer(rows.sum(0), columns.sum(0)), {}
 
 
-def starts(side: int, window: int, stride: int) -> range:
-    """Where windows begin along a side; the last one may reach over its end."""
-    return range(0, stride * (1 + math.ceil((side - window) / stride)), stride)
+def windows(side: int, window: int, stride: int) -> Tensor:
+    """(windows, side): what each window covers along a side; the last one may reach over its end."""
+    starts = torch.arange(1 + math.ceil((side - window) / stride), device="cpu")[:, None] * stride
+    place = torch.arange(side, device="cpu")
+    return (place >= starts) & (place < starts + window)
 
 
 @method(
@@ -210,24 +189,23 @@ class ScoreCam(SturdyMaskMethod):
     layer: Literal["norm1", "attention"] = "norm1"
     variant: Literal["eq1", "library"] = "eq1"
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
-        size = (image.shape[-2], image.shape[-1])
-        features = patch_features(self.model, image, self.layer)
-        features = features.to(torch.promote_types(features.dtype, torch.float32))
-        output = self.output or ("logit" if self.variant == "library" else "probability")
-        scorer = self.scorer(target, against, output)
+    def needs(self) -> Sequence[TraceSpec]:
+        return [features_spec(self.model, self.layer)]
+
+    def explain_one(self, subject: Subject) -> Explained:
+        image, size = subject.image, subject.size
+        features = features_of(subject, self.model, self.layer)
+        scorer = self.scorer(subject, self.output or ("logit" if self.variant == "library" else "probability"))
         if self.variant == "library":
-            scores = yield scorer.images(
+            scores = yield scorer.pictures(
                 len(features), lambda part: image * library_masks(features[part], size)[:, None]
             )
             cam = torch.einsum("d,dhw->hw", scores.to(features.dtype).softmax(0), features).clamp(min=0)
             return library_scale(upsampled(library_scale(cam)[None], size)[0]), {"mean_score": scores.mean()}
         coarse = scaled(features, size)
-
-        def make(part: slice) -> Tensor:
-            return upsampled(coarse[part], size)
-
-        scores = yield scorer.images(len(coarse), lambda part: image * make(part)[:, None].to(image.dtype))
+        scores = yield scorer.pictures(
+            len(coarse), lambda part: image * upsampled(coarse[part], size)[:, None].to(image.dtype)
+        )
         weighted = torch.einsum("d,dhw->hw", scores, coarse.to(scores.dtype))  # enlarging is linear
         return upsampled(weighted[None], size)[0], {"mean_score": scores.mean()}
 
@@ -261,8 +239,8 @@ class Muted(Plain):
         return self.mix(self.attend(q, k, scale, bias), v)
 
 
-@dataclass(kw_only=True)
-class MutedTokens(Request):
+@dataclass(eq=False, kw_only=True)
+class MutedTokens(Variants):
     """x_0 ``tokens`` (1, n, d) with the attention scores of each key times its factor (M, n)."""
 
     tokens: Tensor
@@ -273,21 +251,21 @@ class MutedTokens(Request):
         tokens = joined([request.tokens.expand(size(part), -1, -1) for request, part in pieces])
         return tokens, joined([request.factors[part] for request, part in pieces])
 
-    def logits(self, *inputs: Tensor) -> Tensor:
-        assert isinstance(self.view, ViT)
+    def logits(self, parts: Architecture | None, *inputs: Tensor) -> Tensor:
+        assert parts is not None
         tokens, factors = inputs
-        return Walk(self.view.architecture(), Muted(factors)).encode(tokens)
+        return Walk(parts, Muted(factors)).encode(tokens)
 
 
 @dataclass(frozen=True)
 class Surprise(Reading):
     """−log p of a class, minus that of the class it is opposed to."""
 
-    opposed: bool = False
+    contrast: bool = False
 
     def __call__(self, view: View, logits: Tensor, about: Tensor) -> Tensor:
         surprise = -view.log_probabilities(logits).gather(1, about)
-        return surprise[:, 0] - surprise[:, 1] if self.opposed else surprise[:, 0]
+        return surprise[:, 0] - surprise[:, 1] if self.contrast else surprise[:, 0]
 
 
 @method("atman", family="mask", signed=True, cost=(196, 0), paper="Deb et al. 2023")
@@ -302,24 +280,26 @@ class AtMan(TokenMethod, MaskMethod):
     factor: float = 0.1
     threshold: float | None = 0.6
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+    def needs(self) -> Sequence[TraceSpec]:
         if not self.factor >= 0:
             raise VitrailError(f"factor must be at least 0, but got {self.factor}.")
-        view = self.vit
-        with torch.no_grad():
-            tokens = view.embed(image)
-        factors = F.pad(self.factors(tokens[0], view.num_prefix), (0, 0, 1, 0), value=1.0)  # the first mutes nothing
+        return [tokens_spec(self.model)]
+
+    def explain_one(self, subject: Subject) -> Explained:
+        tokens, target = subject.tokens, subject.target
+        factors = self.factors(tokens[0], self.model.num_prefix)
+        factors = F.pad(factors, (0, 0, 1, 0), value=1.0)  # the first mutes nothing
         surprise = yield MutedTokens(
-            view=view,
+            view=self.model,
             count=len(factors),
             length=tokens.shape[1] * 4,  # the attention maps are held
-            reading=Surprise(against is not None),
-            about=(int(target),) if against is None else (int(target), int(against)),
+            reading=Surprise(target.against is not None),
+            about=target.about,
             name=self.info.name,
             tokens=tokens,
             factors=factors,
         )
-        return (surprise[1:] - surprise[0]).unflatten(0, view.grid), {}
+        return (surprise[1:] - surprise[0]).unflatten(0, self.model.grid), {}
 
     def factors(self, tokens: Tensor, prefix: int) -> Tensor:
         """(N, n): the factor of each key when a patch is muted."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, SturdyMaskMethod
+from vitrail.methods.masking import Explained, SturdyMaskMethod, Subject
 from vitrail.methods.registry import method
 
 # The release has 20 segmentations. Its three of SEEDS exist in OpenCV alone: three more scales of SLIC stand for them.
@@ -49,34 +49,35 @@ class Pami(SturdyMaskMethod):
     shifts: tuple[int, ...] | None = None
     protocol: Literal["default", "authors"] = "default"
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+    def explain_one(self, subject: Subject) -> Explained:
+        image = subject.image
         shifts = self.shifts if self.shifts is not None else SHIFTS if self.protocol == "authors" else ()
         if any(round(abs(shift) * length / 224) >= length for shift in shifts for length in image.shape[-2:]):
             raise VitrailError(f"shifts are pixels of a 224 × 224 image and must leave some of it, but got {shifts}.")
         pixels = np.asarray(self.model.preprocessing.denormalise(image[0]))
         maps = torch.from_numpy(np.stack(list(segmentations(pixels, shifts)))).to(image.device)  # (S, H, W)
         regions = torch.tensor(
-            [(i, label) for i, one in enumerate(maps) for label in one.unique().tolist() if label >= 0],
+            [(i, label) for i, labels in enumerate(maps) for label in labels.unique().tolist() if label >= 0],
             device=image.device,
         )
         rest = self.rest(image)
 
         def inside(part: slice) -> Tensor:
-            own = regions[part]
-            return maps[own[:, 0]] == own[:, 1, None, None]
+            segmentation, label = regions[part].T
+            return maps[segmentation] == label[:, None, None]
 
-        scores = yield self.scorer(target, against, self.output).images(
+        scores = yield self.scorer(subject, self.output).pictures(
             len(regions), lambda part: torch.where(inside(part)[:, None], image, rest)
         )
         # a pixel's region in each segmentation, hence its score there: no mask is made again
         total = scores.new_zeros(maps.shape[1:])
         kept = scores.new_zeros(maps.shape[1:])
-        for i, one in enumerate(maps):
-            own = regions[:, 0] == i
-            value = scores.new_zeros(int(one.max()) + 1)
-            value[regions[own, 1]] = scores[own]
-            total += torch.where(one >= 0, value[one.clamp(min=0)], 0)
-            kept += one >= 0
+        for i, labels in enumerate(maps):
+            inside_map = regions[:, 0] == i
+            value = scores.new_zeros(int(labels.max()) + 1)
+            value[regions[inside_map, 1]] = scores[inside_map]
+            total += torch.where(labels >= 0, value[labels.clamp(min=0)], 0)
+            kept += labels >= 0
         extras = {"masks": scores.new_tensor(len(scores)), "mean_score": scores.mean()}
         return torch.where(kept > 0, total / kept.clamp(min=1), 0), extras
 

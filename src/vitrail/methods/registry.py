@@ -1,22 +1,22 @@
-"""The registry: names, aliases and compositions (``base.aggregation``) of methods."""
+"""The names of methods: built-in ones, aliases, compositions (``base.aggregation``), and functions of users."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
-from dataclasses import make_dataclass
-from fnmatch import fnmatchcase
-from functools import lru_cache
-from importlib import import_module
-from typing import Any, Literal, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
 
+from vitrail.calls import check_known
+from vitrail.engine.requests import Asking, Batch, resolved
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, Method, MethodInfo, TokenMethod
+from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, refuse_unsupported
 from vitrail.models.view import View
+from vitrail.registry import Registry, first_line, matching
+from vitrail.targets import Target, on_device
 
 MODULES = (
     "attention",
@@ -34,7 +34,7 @@ MODULES = (
     "control",
 )
 
-# Other names that the papers and their rivals use.
+# Other names that the papers and peers use.
 ALIASES = {
     "ali_lrp": "conservative_lrp",
     "att_cat": "att_ixg.plus",
@@ -57,10 +57,11 @@ ALIASES = {
     "transformer_mm": "gen_att",
 }
 
+METHODS: Registry[MethodFactory] = Registry(
+    "method", [f"vitrail.methods.{module}" for module in MODULES], ALIASES, "vitrail methods"
+)
+
 C = TypeVar("C", bound=Callable[..., Any])
-
-
-_METHODS: dict[str, type[Method]] = {}
 
 
 def method(
@@ -77,84 +78,68 @@ def method(
 ) -> Callable[[C], C]:
     """Registers a method: a subclass of ``Method``, or a function ``(model, images, target, **params) → maps``.
 
-    ``signed`` says whether maps tell for from against (two colours about zero); None = as the values are.
-    A function gets the view, a batch (B, 3, H, W) and one class per image, and returns (B, rows, columns) token maps,
-    or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's.
+    ``signed`` says whether maps tell evidence for from evidence against (two colours about zero); None = by the sign of
+    the values. A function gets the view, a batch (B, 3, H, W) and one class per image, and returns token maps (B, rows,
+    columns), or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's.
     """
     if not isinstance(name, str):
-        raise VitrailError('a method needs a name: write @vitrail.method("my_name") above it, with brackets.')
+        raise VitrailError('a method needs a name: write @vitrail.method("my_name") above it, with parentheses.')
 
-    def register(thing: C) -> C:
-        if name in _METHODS and _METHODS[name].__module__ != getattr(thing, "__module__", None):
-            raise VitrailError(f"there is already a method {name!r}: choose another name.")
-        if not name.isidentifier() or name != name.lower():
-            raise VitrailError(f"a method name is lower-case letters, digits and underscores, but got {name!r}.")
-        cls = (
-            thing
-            if isinstance(thing, type) and issubclass(thing, Method)
-            else _from_function(name, cast(Callable[..., Tensor], thing), needs)
+    def register(definition: C) -> C:
+        is_class = isinstance(definition, type) and issubclass(definition, Method)
+        params = definition.parameters() if is_class else _keyword_parameters(name, definition)  # type: ignore[attr-defined]
+        info = MethodInfo(
+            name,
+            family=family,
+            class_specific=class_specific,
+            level=level,
+            needs=needs,
+            cost=cost,
+            protocols=protocols,
+            params=params,
+            paper=paper,
+            summary=first_line(definition),
+            signed=signed,
         )
-        summary = (inspect.getdoc(thing) or "").split("\n")[0]
-        cls.info = MethodInfo(
-            name, family, class_specific, level, needs, cost, protocols, cls.parameters(), paper, summary, signed
-        )
-        _METHODS[name] = cls
-        return thing
+        if is_class:
+            definition.info = info  # type: ignore[attr-defined]
+            METHODS.add(name, cast(MethodFactory, definition), definition.__module__)
+        else:
+            METHODS.add(name, FunctionFactory(definition, info), definition.__module__)
+        return definition
 
     return register
 
 
 def list_methods(pattern: str = "*") -> dict[str, MethodInfo]:
-    """Every method whose name fits the glob, compositions included."""
-    names = [*_registered()]
-    names += [f"{n}.{a}" for n, cls in _registered().items() for a in getattr(cls, "aggregations", ())]
-    return {name: get_method(name).info for name in sorted(names) if fnmatchcase(name, pattern)}
+    """Every method whose name matches the glob, compositions included."""
+    factories = METHODS.entries()
+    names = [*factories]
+    names += [f"{name}.{suffix}" for name, factory in factories.items() for suffix in _aggregations(factory)]
+    return {name: get_method(name).info for name in matching(names, pattern)}
 
 
-def get_method(name: str) -> type[Method]:
-    """The class of a method, by id, composition or alias; ``cat`` and ``tokentm.…`` resolve too."""
+def get_method(name: str) -> MethodFactory:
+    """A method by name, composition or alias; ``cat`` and ``tokentm.…`` resolve too."""
     if not isinstance(name, str):
         raise VitrailError(
             f"a method is one name, such as 'gen_att', but got {name!r}: for several, call once for each."
         )
-    base, dot, aggregation = name.strip().lower().partition(".")
-    if dot and not aggregation:
+    base, dot, suffix = name.strip().lower().partition(".")
+    if dot and not suffix:
         raise VitrailError(f"{name!r} ends with a dot: expected an aggregation after it, as in {base}.plus.")
     if base in ALIASES:
-        base, _, own = ALIASES[base].partition(".")
-        aggregation = ".".join(filter(None, (own, aggregation)))
-    if base not in _registered():
-        close = difflib.get_close_matches(base, [*_registered(), *ALIASES], n=3, cutoff=0.5)
-        hint = f" Did you mean {', '.join(close)}?" if close else ""
-        raise VitrailError(f"there is no method {name!r}.{hint} `vitrail methods` lists them.")
-    return compose(base, aggregation) if aggregation else _registered()[base]
-
-
-@lru_cache(maxsize=256)
-def compose(base: str, aggregation: str) -> type[Method]:
-    """``base.aggregation`` as a class of its own."""
-    from vitrail.methods.aggregation import AGGREGATORS
-
-    cls = _registered()[base]
-    if "." in aggregation:
-        raise VitrailError(f"{base}.{aggregation} does not exist: one aggregation at a time.")
-    if aggregation not in AGGREGATORS:
-        raise VitrailError(f"there is no aggregation {aggregation!r}: expected {', '.join(AGGREGATORS)}.")
-    if aggregation not in getattr(cls, "aggregations", ()):
-        reason = getattr(cls, "no_aggregation", "") or "its layers give scores, not token-to-token maps"
-        raise VitrailError(f"{base}.{aggregation} does not exist: {reason}.")
-    return AGGREGATORS[aggregation].of(cls)
+        base, _, aliased = ALIASES[base].partition(".")
+        suffix = ".".join(filter(None, (aliased, suffix)))
+    factory = METHODS[base]
+    return _composed(base, factory, suffix) if suffix else factory
 
 
 def build_method(name: str, model: View, /, **params: Any) -> Method:
     """A method ready to use on a model; unknown parameters are an error that lists the known ones."""
-    cls = get_method(name)
-    known = {**cls.parameters(), "shape": "map"}
-    unknown = [key for key in params if key not in known]
-    if unknown:
-        told = ", ".join(f"{key}={value!r}" for key, value in cls.parameters().items()) or "none"
-        raise VitrailError(f"{name} has no parameter {', '.join(unknown)}; it has: {told}.")
-    return cls(model, **params)
+    factory = get_method(name)
+    check_known(name, params, {**factory.parameters(), "shape": "map"})
+    return factory(model, **params)
 
 
 def supported_methods(model: View) -> list[str]:
@@ -162,26 +147,73 @@ def supported_methods(model: View) -> list[str]:
     return [name for name in list_methods() if not get_method(name).unsupported(model)]
 
 
-def _registered() -> dict[str, type[Method]]:
-    for module in MODULES:
-        import_module(f"vitrail.methods.{module}")
-    return _METHODS
+def _aggregations(factory: MethodFactory) -> tuple[str, ...]:
+    return getattr(factory, "aggregations", ())
 
 
-def _from_function(name: str, function: Callable[..., Tensor], needs: str) -> type[Method]:
-    """A method class around a user's function; its keyword parameters become fields."""
+def _composed(base: str, factory: MethodFactory, suffix: str) -> MethodFactory:
+    from vitrail.methods.aggregation import AGGREGATIONS
+
+    if "." in suffix:
+        raise VitrailError(f"{base}.{suffix} does not exist: one aggregation at a time.")
+    if suffix not in AGGREGATIONS:
+        raise VitrailError(f"there is no aggregation {suffix!r}: expected {', '.join(AGGREGATIONS)}.")
+    if suffix not in _aggregations(factory):
+        reason = getattr(factory, "no_aggregation", "a function has no layers")
+        raise VitrailError(f"{base}.{suffix} does not exist: {reason}.")
+    return cast(MethodFactory, AGGREGATIONS[suffix](factory))  # type: ignore[arg-type]
+
+
+def _keyword_parameters(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters of a function after (model, images, target), with their defaults."""
     extra = list(inspect.signature(function).parameters.values())[3:]
-    if any(p.default is p.empty for p in extra):
+    if any(parameter.default is parameter.empty for parameter in extra):
         raise VitrailError(f"every parameter of {name!r} after (model, images, target) needs a default value.")
-    base = TokenMethod if needs == "tokens" else Method
-    cls = make_dataclass(name, [(p.name, Any, p.default) for p in extra], bases=(base,), kw_only=True)
+    return {parameter.name: parameter.default for parameter in extra}
 
-    def run(self: Method, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        if against is not None:
-            raise VitrailError(f"{name} does not take against=.")
+
+class FunctionFactory:
+    """A function of a user under its name in the registry."""
+
+    version = 1
+
+    def __init__(self, function: Callable[..., Tensor], info: MethodInfo) -> None:
+        self.function, self.info, self.__module__ = function, info, function.__module__
+
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.info.params)
+
+    def parameter_types(self) -> dict[str, Any]:
+        hints = get_type_hints(self.function)
+        return {name: hints.get(name, Any) for name in self.info.params}
+
+    def unsupported(self, model: View) -> str | None:
+        if self.info.needs == "tokens" and not model.has_tokens:
+            return "it has no fixed tokens (hierarchical)"
+        return None
+
+    def __call__(self, model: View, *, shape: Literal["map", "input"] = "map", **params: Any) -> Method:
+        return FunctionMethod(model, shape=shape, factory=self, values={**self.parameters(), **params})
+
+
+@dataclass(kw_only=True)
+class FunctionMethod(Method):
+    """A method around a user's function."""
+
+    factory: FunctionFactory
+    values: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.info = self.factory.info  # type: ignore[misc]
+        refuse_unsupported(self.info.name, self.factory.unsupported(self.model), self.model)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        if target.against is not None:
+            raise VitrailError(f"{self.info.name} does not take against=.")
+        classes = on_device((yield from resolved(batch, target)), batch.images.device).index
         with torch.enable_grad():
-            return Attribution(function(self.model, images, target, **{p.name: getattr(self, p.name) for p in extra}))
-
-    cls.run = run  # type: ignore[attr-defined]
-    cls.__module__ = function.__module__
-    return cls
+            return Attribution(self.factory.function(self.model, batch.images, classes, **self.values))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from vitrail.core.lrp import AlphaBeta, Epsilon, PublishedAlphaBeta
-from vitrail.engine.trace import Trace, pixel_gradient, trace
+from vitrail.core.rules import Plain
+from vitrail.engine.maps import min_max
+from vitrail.engine.requests import Asking, Batch, PixelGradients, resolved
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, TokenMethod
+from vitrail.methods.base import Attribution, TokenMethod, TraceMethod
 from vitrail.methods.gradients import input_x_gradient
 from vitrail.methods.layerwise import (
     LayerMap,
     Layerwise,
+    Mixing,
     Output,
     OwnRollout,
     Rule,
@@ -24,8 +28,7 @@ from vitrail.methods.layerwise import (
 )
 from vitrail.methods.registry import method
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
-from vitrail.show.heatmap import min_max
+from vitrail.targets import Target
 
 
 @method("attn_cam", family="attention", protocols=("default", "authors"), paper='Chefer et al. 2021 ("GradCAM")')
@@ -52,12 +55,11 @@ class AttentionCam(LayerMap):
         weights = gradient[..., max(0, trace.num_prefix - unseen) :].mean(-1)  # (B, H, n)
         return torch.einsum("bhi,bhij->bij", weights, attention) / attention.shape[1]
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        found = super().run(images, target, against)
+    def read(self, *traces: Trace) -> Attribution:
+        attribution = super().read(*traces)
         if self.protocol == "default":
-            return found
-        positive = found.map.clamp(min=0)
-        return Attribution(torch.stack([min_max(one) for one in positive]))
+            return attribution
+        return Attribution(torch.stack([min_max(values.clamp(min=0)) for values in attribution.map]))
 
 
 @method("gen_att", family="relevance", signed=False, paper="Chefer et al. 2021b (Transformer-MM)")
@@ -69,7 +71,7 @@ class GenAtt(OwnRollout):
     output: Output = "logit"
 
     keep: ClassVar[frozenset[str]] = frozenset({"A", "G"})
-    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "add"
+    mixing: ClassVar[Mixing] = "add"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         return (trace["A"][layer] * trace["G"][layer]).clamp(min=0).mean(1)
@@ -82,17 +84,17 @@ class Relevance(TokenMethod):
     @classmethod
     def unsupported(cls, model: View) -> str | None:
         reason = super().unsupported(model)
-        if reason or not isinstance(model, ViT):
+        if reason:
             return reason
         parts = model.architecture()
         first = parts.blocks[0]
-        for there, what in (
+        for present, what in (
             (first.attention.rope is not None, "rotary positions"),
             (any(b.attention.bias is not None for b in parts.blocks), "a score bias"),
             (first.mlp.up is not None, "a gated MLP"),
             (parts.head.pool == "attention", "an attention pool"),
         ):
-            if there:
+            if present:
                 return f"its LRP rules are not defined for {what}"
         return None
 
@@ -116,17 +118,18 @@ class TransAtt(Relevance, OwnRollout):
     protocol: Literal["default", "authors"] = "default"
 
     keep: ClassVar[frozenset[str]] = frozenset({"G"})
-    mixing: ClassVar[Literal["half", "half_raw", "add", "none"]] = "add"
+    mixing: ClassVar[Mixing] = "add"
 
-    def traced(self) -> range:
+    def layers(self) -> range:
         start = int(self.protocol == "authors") if self.start_layer is None else self.start_layer
-        return range(start, self.vit.num_layers)
+        return range(start, self.model.num_layers)
 
-    def trace(self, images: Tensor, target: Tensor, against: Tensor | None, layers: Iterable[int]) -> Trace:
-        wanted = list(layers)
-        found = super().trace(images, target, against, wanted)
-        relevance = trace(self.vit, images, target, against=against, rule=AlphaBeta(), keep={"G"}, layers=wanted)
-        return replace(found, kept={**found.kept, "R": relevance["G"]})
+    def specs(self, layers: Iterable[int]) -> Sequence[TraceSpec]:
+        return [*super().specs(layers), TraceSpec.of({"G"}, layers, AlphaBeta())]
+
+    def combined(self, *traces: Trace) -> Trace:
+        trace, relevance = traces
+        return replace(trace, kept={**trace.kept, "R": relevance["G"]})
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         return (trace["G"][layer] * trace["R"][layer]).clamp(min=0).mean(1)
@@ -134,7 +137,7 @@ class TransAtt(Relevance, OwnRollout):
 
 @method("partial_lrp", family="relevance", signed=False, protocols=("default", "authors"), paper="Voita et al. 2019")
 @dataclass(kw_only=True)
-class PartialLrp(Relevance):
+class PartialLrp(Relevance, TraceMethod):
     """Relevance of the last block's attention, in the row that the head reads.
 
     ``protocol="authors"``: the published rule, whose total doubles at each linear layer.
@@ -144,43 +147,73 @@ class PartialLrp(Relevance):
 
     no_aggregation: ClassVar[str] = "partial LRP is defined for the last block only"
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+    def needs(self) -> Sequence[TraceSpec]:
         rule = PublishedAlphaBeta() if self.protocol == "authors" else AlphaBeta()
-        last = self.vit.num_layers - 1
-        found = trace(self.vit, images, target, against=against, rule=rule, keep={"G"}, layers=[last])
-        relevance = found["G"][last].clamp(min=0).mean(1)
-        row = readout_row(found, "head", self.model.name)
+        return [TraceSpec.of({"G"}, [self.model.num_layers - 1], rule)]
+
+    def read(self, *traces: Trace) -> Attribution:
+        (trace,) = traces
+        relevance = trace["G"][trace.num_layers - 1].clamp(min=0).mean(1)
+        row = readout_row(trace, "head", self.model.name)
         return Attribution(self.on_grid(torch.einsum("bi,bij->bj", row, relevance)))
+
+
+@dataclass(kw_only=True)
+class PixelRelevance(TokenMethod):
+    """Relevance carried back to the pixels by a rule."""
+
+    no_aggregation: ClassVar[str] = "it explains pixels, not layers"
+
+    def pixel_rule(self) -> Plain:
+        raise NotImplementedError
+
+    def relevance(self, image: Tensor, gradient: Tensor) -> Tensor:
+        """(3, H, W) each: the image, and what the rule carries back to it → (H, W)."""
+        return gradient.sum(0)
+
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        target, rule, output = (yield from resolved(batch, target)), self.pixel_rule(), getattr(self, "output", "logit")
+        gradients = yield [
+            PixelGradients(
+                view=self.model,
+                count=1,
+                make=lambda _, i=i: batch.images[i : i + 1],  # type: ignore[misc]
+                fold=lambda gradient, _: gradient[0],
+                target=target.row(i),
+                rule=rule,
+                output=output,
+                name=self.info.name,
+            )
+            for i in range(len(batch))
+        ]
+        maps = [self.relevance(image, gradient) for image, gradient in zip(batch.images, gradients, strict=True)]
+        return Attribution(torch.stack(maps))
 
 
 @method("lrp", family="relevance", signed=True, level="pixel", cost=(1, 2), paper="Chefer et al. 2021 (full LRP)")
 @dataclass(kw_only=True)
-class Lrp(Relevance):
+class Lrp(Relevance, PixelRelevance):
     """Relevance carried back to the pixels, as Chefer's release does; its total is not conserved."""
 
-    no_aggregation: ClassVar[str] = "it explains pixels, not layers"
-
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        found = pixel_gradient(self.vit, images, target, against=against, rule=PublishedAlphaBeta())
-        return Attribution(found.sum(1))
+    def pixel_rule(self) -> Plain:
+        return PublishedAlphaBeta()
 
 
 @method("epsilon_lrp", family="relevance", signed=True, level="pixel", paper="Bach et al. 2015")
 @dataclass(kw_only=True)
-class EpsilonLrp(TokenMethod):
+class EpsilonLrp(PixelRelevance):
     """ε-LRP to the pixels on the frozen network: conserving but for the biases and ε."""
 
     epsilon: float = 1e-6
     output: Output = "logit"
 
-    no_aggregation: ClassVar[str] = "it explains pixels, not layers"
-
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+    def pixel_rule(self) -> Plain:
         if self.epsilon < 0:
             raise VitrailError(f"epsilon must be at least 0, but got {self.epsilon}.")
-        rule = Epsilon(self.epsilon)
-        found = pixel_gradient(self.vit, images, target, against=against, rule=rule, output=self.output)
-        return Attribution((images * found).sum(1))
+        return Epsilon(self.epsilon)
+
+    def relevance(self, image: Tensor, gradient: Tensor) -> Tensor:
+        return (image * gradient).sum(0)
 
 
 @method("conservative_lrp", family="relevance", signed=True, paper="Ali et al. 2022")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,15 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from vitrail.engine.scheduler import Asking, Scorer
+from vitrail.engine.requests import Asking
+from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, MaskMethod, SturdyMaskMethod, score_token_sets
-from vitrail.methods.occlusion import Space, needs_tokens, refuse_paint
+from vitrail.methods.masking import (
+    Explained,
+    MaskMethod,
+    Space,
+    SturdyMaskMethod,
+    Subject,
+    refuse_baseline,
+    tokens_spec,
+)
 from vitrail.methods.registry import method
-from vitrail.models.vit import ViT
-
-CELLS = (14, 14)  # of a model without tokens
 
 
 @dataclass(kw_only=True)
@@ -35,14 +41,18 @@ class SubsetMethod(MaskMethod):
 
     least: ClassVar[int] = 2
 
-    def grid(self) -> tuple[int, int]:
-        return self.model.grid if isinstance(self.model, ViT) else CELLS
+    def needs(self) -> Sequence[TraceSpec]:
+        return [tokens_spec(self.model)] if self.space == "tokens" else []
 
-    def scores(self, scorer: Scorer, image: Tensor, present: Tensor) -> Asking[Tensor]:
+    def grid(self) -> tuple[int, int]:
+        return self.model.cells
+
+    def scores(self, subject: Subject, present: Tensor) -> Asking[Tensor]:
         """(M,): the scores of the sets (M, cells), True = present."""
+        scorer, image = self.scorer(subject, self.output), subject.image
         if self.space == "tokens":
-            refuse_paint(self.baseline)
-            return (yield from score_token_sets(scorer, needs_tokens(self), image, present))
+            refuse_baseline(self.baseline)
+            return (yield from scorer.token_sets(present))
         grid = self.grid()
 
         def make(part: slice) -> Tensor:
@@ -50,7 +60,7 @@ class SubsetMethod(MaskMethod):
             mask = F.interpolate(mask, size=image.shape[-2:], mode="nearest")
             return image * mask + self.baseline * (1 - mask)
 
-        return (yield scorer.images(len(present), make))
+        return (yield scorer.pictures(len(present), make))
 
     def check(self, samples: int) -> None:
         if samples < self.least:
@@ -69,14 +79,15 @@ class Lime(SubsetMethod, SturdyMaskMethod):
     sigma: float = 0.25
     ridge: float = 1.0
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+    def explain_one(self, subject: Subject) -> Explained:
         self.check(self.samples)
         if not (self.sigma > 0 and self.ridge >= 0):
             raise VitrailError(f"sigma must be above 0 and ridge not below, but got {self.sigma} and {self.ridge}.")
         rows, columns = self.grid()
         draw = torch.Generator().manual_seed(self.seed)
-        present = (torch.rand((self.samples, rows * columns), generator=draw) < 0.5).to(image.device)
-        scores = yield from self.scores(self.scorer(target, against, self.output), image, present)
+        present = torch.rand((self.samples, rows * columns), generator=draw, dtype=torch.float32) < 0.5
+        present = present.to(subject.image.device)
+        scores = yield from self.scores(subject, present)
         weights = ridge_regression(present, scores, self.sigma, self.ridge)
         return weights.view(rows, columns), {"samples": scores.new_tensor(self.samples), "mean_score": scores.mean()}
 
@@ -103,13 +114,12 @@ class KernelShap(SubsetMethod):
 
     samples: int = 1000
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+    def explain_one(self, subject: Subject) -> Explained:
         self.check(self.samples)
         rows, columns = self.grid()
-        scorer = self.scorer(target, against, self.output)
-        present = coalitions(self.samples, rows * columns, self.seed).to(image.device)
+        present = coalitions(self.samples, rows * columns, self.seed).to(subject.image.device)
         ends = torch.stack([torch.zeros_like(present[0]), torch.ones_like(present[0])])
-        both = yield from self.scores(scorer, image, torch.cat([ends, present]))
+        both = yield from self.scores(subject, torch.cat([ends, present]))
         (empty, full), scores = both[:2], both[2:]
         values = shapley_fit(present, scores, empty, full)
         gained = full - empty
@@ -127,7 +137,7 @@ def coalitions(count: int, players: int, seed: int) -> Tensor:
     odds = 1 / (sizes * (players - sizes)).double()
     half = (count + 1) // 2
     drawn = sizes[torch.multinomial(odds, half, replacement=True, generator=draw)]
-    order = torch.rand((half, players), generator=draw).argsort(1).argsort(1)
+    order = torch.rand((half, players), generator=draw, dtype=torch.float32).argsort(1).argsort(1)
     members = order < drawn[:, None]
     return torch.stack([members, ~members], dim=1).flatten(0, 1)[:count]
 
@@ -164,14 +174,14 @@ class Hsic(SubsetMethod):
             raise VitrailError(f'cells must be at least 1, and is for space="pixels" only; got {self.cells}.')
         return self.cells, self.cells
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+    def explain_one(self, subject: Subject) -> Explained:
         self.check(self.samples)
         rows, columns = self.grid()
         if rows * columns > SobolEngine.MAXDIM:
             raise VitrailError(f"hsic takes at most {SobolEngine.MAXDIM} cells, but got {rows} × {columns}.")
         engine = SobolEngine(rows * columns, scramble=True, seed=self.seed)
-        present = (engine.draw(self.samples) < 0.5).to(image.device)
-        scores = yield from self.scores(self.scorer(target, against, self.output), image, present)
+        present = (engine.draw(self.samples, dtype=torch.float32) < 0.5).to(subject.image.device)
+        scores = yield from self.scores(subject, present)
         return dependence(present, scores).view(rows, columns), {"mean_score": scores.mean()}
 
 

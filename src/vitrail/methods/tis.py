@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.kmeans import kmeans
-from vitrail.engine.scheduler import Pictures, Scorer
-from vitrail.engine.trace import trace
+from vitrail.engine.maps import min_max
+from vitrail.engine.requests import Pictures
+from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, SturdyMaskMethod, drawn
+from vitrail.methods.masking import Explained, Scorer, Space, SturdyMaskMethod, Subject, drawn
 from vitrail.methods.registry import method
-from vitrail.show.heatmap import min_max
 
 
 @method("tis", family="mask", signed=False, cost=(513, 0), protocols=("default", "authors", "tis"), paper="TIS")
@@ -34,27 +35,33 @@ class Tis(TokenMethod, SturdyMaskMethod):
     output: Output = "probability"
     masks: int = 1024
     ratio: float | tuple[float, ...] = 0.5
-    space: Literal["tokens", "pixels"] = "tokens"
+    space: Space = "tokens"
     seed: int = 0
     protocol: Literal["default", "authors", "tis"] = "default"
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
-        centroids = self.centroids(image)
+    def needs(self) -> Sequence[TraceSpec]:
+        if self.masks < 1:
+            raise VitrailError(f"masks must be at least 1, but got {self.masks}.")
+        return [TraceSpec.of({"x"}, range(self.model.num_layers + 1))]
+
+    def explain_one(self, subject: Subject) -> Explained:
+        centroids = self.centroids(subject)
         patches = centroids.shape[1]
         kept = [centroids.topk(count, dim=1).indices for count in self.counts(patches)]  # (masks, count) per ratio
-        scorer = self.scorer(target, against, self.output)
-        with torch.no_grad():
-            tokens = self.vit.embed(image)
-        found = yield [
-            scorer.subsets(tokens, keep) if self.space == "tokens" else self.painted(scorer, image, keep, i * len(keep))
+        scorer = self.scorer(subject, self.output)
+        answers = yield [
+            scorer.subsets(keep) if self.space == "tokens" else self.painted(scorer, keep, i * len(keep))
             for i, keep in enumerate(kept)
         ]
-        scores = torch.cat(found)
+        scores = torch.cat(answers)
         chosen = torch.cat([indicator(keep, patches, scores.dtype) for keep in kept])  # (M, N)
         values, coverage = mean_score(chosen, scores)
-        values = values.unflatten(0, self.vit.grid)
-        least = coverage.min()
-        extras = {"masks": scores.new_tensor(len(scores)), "least_coverage": least, "mean_score": scores.mean()}
+        values = values.unflatten(0, self.model.grid)
+        extras = {
+            "masks": scores.new_tensor(len(scores)),
+            "least_coverage": coverage.min(),
+            "mean_score": scores.mean(),
+        }
         return values if self.protocol == "default" else min_max(values), extras
 
     def counts(self, patches: int) -> list[int]:
@@ -64,27 +71,26 @@ class Tis(TokenMethod, SturdyMaskMethod):
             raise VitrailError(f"ratio must keep one to all of {patches} patches, but got {self.ratio}.")
         return [int(ratio * patches) for ratio in ratios]
 
-    def centroids(self, image: Tensor) -> Tensor:
+    def centroids(self, subject: Subject) -> Tensor:
         """(masks, N): clusters of the outputs of all blocks, each channel one point; all channels if they are few."""
-        if self.masks < 1:
-            raise VitrailError(f"masks must be at least 1, but got {self.masks}.")
-        depth = self.vit.num_layers
-        found = trace(self.vit, image, keep={"x"}, layers=range(1, depth + 1))
-        streams = torch.cat([found["x"][layer][0, found.num_prefix :] for layer in range(1, depth + 1)], dim=1)
-        points = streams.T.to(torch.promote_types(streams.dtype, torch.float32))  # (L·d, N)
+        trace = subject.trace
+        assert trace is not None
+        outputs = [trace["x"][layer][subject.row, trace.num_prefix :] for layer in range(1, trace.num_layers + 1)]
+        points = torch.cat(outputs, dim=1).T  # (L·d, N)
+        points = points.to(torch.promote_types(points.dtype, torch.float32))
         return points if self.masks >= len(points) else kmeans(points, self.masks, self.seed)
 
-    def painted(self, scorer: Scorer, image: Tensor, keep: Tensor, first: int) -> Pictures:
+    def painted(self, scorer: Scorer, keep: Tensor, first: int) -> Pictures:
         """The images whose dropped patches are uniform noise, drawn anew for each mask; ``first``: masks before."""
-        rows, columns = self.vit.grid
+        (rows, columns), image = self.model.grid, scorer.subject.image
 
         def make(part: slice) -> Tensor:
             mask = indicator(keep[part], rows * columns, image.dtype).view(-1, 1, rows, columns)
             mask = F.interpolate(mask, size=image.shape[-2:], mode="nearest")
-            own = slice(first + part.start, first + part.stop)
-            return image * mask + drawn("uniform", image, own, self.seed) * (1 - mask)
+            numbers = slice(first + part.start, first + part.stop)
+            return image * mask + drawn("uniform", image, numbers, self.seed) * (1 - mask)
 
-        return scorer.images(len(keep), make)
+        return scorer.pictures(len(keep), make)
 
 
 def indicator(keep: Tensor, patches: int, dtype: torch.dtype) -> Tensor:

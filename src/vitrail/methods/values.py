@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from vitrail.core.parts import Attention
+from vitrail.engine.trace import Trace
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
 
 
 def refuses_inner_norm(model: View) -> str | None:
     """A norm between the mixing and the projection ties all sources together: no source has vectors of its own."""
-    if isinstance(model, ViT) and any(block.attention.norm is not None for block in model.blocks):
+    if model.has_tokens and any(block.attention.norm is not None for block in model.blocks):
         return "it has a norm between attention and its projection, so no source token has a vector of its own"
     return None
 
@@ -29,3 +29,13 @@ def without_bias(v: Tensor, attention: Attention) -> Tensor:
     if attention.v.bias is None:
         return v
     return v - attention.v.bias.unflatten(0, (attention.heads, -1))[:, None]
+
+
+def attention_of(trace: Trace, layer: int) -> tuple[Attention, Tensor | None]:
+    """The attention of a block, with its LayerScale, or that of the attention pool behind the last block."""
+    if layer < trace.num_layers:
+        block = trace.network.blocks[layer]
+        return block.attention, block.scale1
+    pool = trace.network.head.attention_pool
+    assert pool is not None
+    return pool.attention, None

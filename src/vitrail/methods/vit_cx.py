@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -12,12 +12,13 @@ from torch import Tensor
 
 from vitrail.engine.kmeans import means
 from vitrail.engine.linkage import clustered
-from vitrail.engine.scheduler import Asking, Scorer
+from vitrail.engine.maps import bilinear, upsampled
+from vitrail.engine.requests import Asking
+from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, SturdyMaskMethod, drawn, patch_features, upsampled
+from vitrail.methods.masking import Explained, Scorer, SturdyMaskMethod, Subject, drawn, features_of, features_spec
 from vitrail.methods.registry import method
-from vitrail.models.vit import ViT
 
 RANDOM_MASKS = 5000  # of the paper's variant 2
 
@@ -57,13 +58,16 @@ class VitCx(SturdyMaskMethod):
     seed: int = 0
     protocol: Literal["default", "authors", "vit_cx"] = "default"
 
-    def explain_one(self, image: Tensor, target: Tensor, against: Tensor | None) -> Explained:
+    def needs(self) -> Sequence[TraceSpec]:
+        return [features_spec(self.model, self.layer)]
+
+    def explain_one(self, subject: Subject) -> Explained:
         if not 0 <= self.sigma < float("inf"):
-            raise VitrailError(f"sigma must be a number from 0 up, but got {self.sigma}.")
-        size = (image.shape[-2], image.shape[-1])
-        coarse, similarity = self.masks(image, size)
-        scorer = self.scorer(target, against, self.output)
-        scores = yield from self.scores(scorer, image, lambda part: upsampled(coarse[part], size), len(coarse))
+            raise VitrailError(f"sigma must be a number of at least 0, but got {self.sigma}.")
+        size = subject.size
+        coarse, similarity = self.masks(features_of(subject, self.model, self.layer), subject)
+        scorer = self.scorer(subject, self.output)
+        scores = yield from self.scores(scorer, lambda part: upsampled(coarse[part], size), len(coarse))
         grids = coarse.to(scores.dtype)
         weighted = torch.einsum("k,khw->hw", scores, grids)
         extras = {"masks": scores.new_tensor(len(scores)), "mean_score": scores.mean()}
@@ -72,12 +76,12 @@ class VitCx(SturdyMaskMethod):
         values = divided(weighted, grids, size) if self.pcb else upsampled(weighted[None], size)[0]
         return values / (len(scores) if self.protocol == "authors" else 1), extras
 
-    def masks(self, image: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
-        """The masks before they are enlarged, (K, h, w); how alike the feature maps are."""
+    def masks(self, features: Tensor, subject: Subject) -> tuple[Tensor, Tensor | None]:
+        """The masks before they are enlarged, (K, h, w); how similar the feature maps (D, h, w) are."""
+        size = subject.size
         if self.source == "random":
-            return self.random_grids(image), None
-        features = patch_features(self.model, image, self.layer)
-        maps = scaled(features.to(torch.promote_types(features.dtype, torch.float32)), size)
+            return self.random_grids(features.shape[1:], subject.image), None
+        maps = scaled(features, size)
         similarity = similarities(maps, size)
         merged = means(maps.flatten(1), *self.clusters(similarity))[0].unflatten(1, maps.shape[1:])
         return scaled(merged, size) if self.protocol == "authors" else merged, mean_similarity(similarity)
@@ -87,41 +91,37 @@ class VitCx(SturdyMaskMethod):
         count = len(similarity)
         if not self.cluster or count == 1:
             return torch.arange(count, device=similarity.device), count
-        delta = self.delta if self.delta is not None else 0.1 if isinstance(self.model, ViT) else 0.05
+        delta = self.delta if self.delta is not None else 0.1 if self.model.has_tokens else 0.05
         if not delta >= 0:
             raise VitrailError(f"delta must be at least 0, but got {delta}.")
         distance = 1 - (similarity + similarity.T).double() / 2
         return clustered(distance.clamp(min=0), delta, self.linkage)
 
-    def random_grids(self, image: Tensor) -> Tensor:
+    def random_grids(self, grid: Sequence[int], image: Tensor) -> Tensor:
         """Random binary grids of the size of the feature maps, half of the cells kept."""
-        rows, columns = patch_features(self.model, image, self.layer).shape[1:]
         draw = torch.Generator().manual_seed(self.seed)
-        return (torch.rand((RANDOM_MASKS, rows, columns), generator=draw) < 0.5).to(image)
+        return (torch.rand((RANDOM_MASKS, *grid), generator=draw, dtype=torch.float32) < 0.5).to(image)
 
-    def scores(self, scorer: Scorer, image: Tensor, make: Callable[[slice], Tensor], count: int) -> Asking[Tensor]:
+    def scores(self, scorer: Scorer, make: Callable[[slice], Tensor], count: int) -> Asking[Tensor]:
         """s_k = p(x⊙M + ε) − p(x + ε) + p(x) with ε = (1−M)⊙Z_k, the same noise in both; or p(x⊙M) alone."""
+        image = scorer.subject.image
 
         def masks(first: int, last: int) -> Tensor:
             return make(slice(first, last))[:, None].to(image.dtype)
 
         if not self.debias:
-            return (yield scorer.images(count, lambda part: image * masks(part.start, part.stop)))
+            return (yield scorer.pictures(count, lambda part: image * masks(part.start, part.stop)))
 
         def pairs(part: slice) -> Tensor:
             """Both images of each mask, one after the other: masks and noise are made once for the two."""
             first, last = part.start // 2, (part.stop + 1) // 2
-            own = masks(first, last)
-            noise = (1 - own) * self.sigma * drawn("normal", image, slice(first, last), self.seed)
-            both = torch.stack([image * own + noise, image + noise], dim=1).flatten(0, 1)
+            mask = masks(first, last)
+            noise = (1 - mask) * self.sigma * drawn("normal", image, slice(first, last), self.seed)
+            both = torch.stack([image * mask + noise, image + noise], dim=1).flatten(0, 1)
             return both[part.start - 2 * first : part.stop - 2 * first]
 
-        def pairs_and_image(part: slice) -> Tensor:
-            own = pairs(slice(part.start, min(part.stop, 2 * count)))
-            return own if part.stop <= 2 * count else torch.cat([own, image])
-
-        both = yield scorer.images(2 * count + 1, pairs_and_image)
-        return both[0:-1:2] - both[1:-1:2] + both[-1]
+        both = yield scorer.pictures(2 * count, pairs)
+        return both[0::2] - both[1::2] + scorer.subject.score(self.model, self.output)
 
 
 def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -130,8 +130,8 @@ def extremes(maps: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     Between four cell centres an enlargement is bilinear: its extremes are at the corners of that patch of pixels.
     """
     rows, columns = (corners(n, m, maps.dtype, maps.device) for n, m in zip(maps.shape[1:], size, strict=True))
-    found = (rows @ maps @ columns.T).flatten(1)
-    return found.amin(1), found.amax(1)
+    values = (rows @ maps @ columns.T).flatten(1)
+    return values.amin(1), values.amax(1)
 
 
 def scaled(maps: Tensor, size: tuple[int, int]) -> Tensor:
@@ -191,10 +191,3 @@ def corners(cells: int, pixels: int, dtype: torch.dtype, device: torch.device) -
     change = left.diff().bool()
     edge = torch.tensor([True])
     return matrix[torch.cat([edge, change]) | torch.cat([change, edge])].to(device, dtype)
-
-
-@lru_cache(maxsize=16)
-def bilinear(cells: int, pixels: int) -> Tensor:
-    """(pixels, cells): the matrix of one axis of a bilinear enlargement."""
-    eye = torch.eye(cells, dtype=torch.float64)[None]
-    return torch.nn.functional.interpolate(eye, size=pixels, mode="linear", align_corners=False)[0].T

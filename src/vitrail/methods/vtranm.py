@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.core.rules import get_rule
-from vitrail.engine.trace import Trace
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, Rule, on_tokens
 from vitrail.methods.registry import method
-from vitrail.methods.values import refuses_inner_norm, sent, without_bias
+from vitrail.methods.values import attention_of, refuses_inner_norm, sent, without_bias
 from vitrail.models.view import View
 
 
@@ -53,21 +54,20 @@ class VTranM(LayerMap):
     def unsupported(cls, model: View) -> str | None:
         return super().unsupported(model) or refuses_inner_norm(model)
 
-    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        depth = self.vit.num_layers if self.aggregate else 1
-        found = self.trace(images, target, against, self.traced())
-        row = self.first_row(found)
-        for layer in reversed(range(depth)):
-            if self.aggregate:
-                row = row + row * self.mlp_weight(found, layer)
-            row = row + (row[:, None] @ self.layer_map(found, layer))[:, 0]
-        if self.length:
-            row = row * found["x"][0].norm(dim=-1)  # C⁰ = diag ‖x_0‖
-        return Attribution(self.on_grid(row))
+    def needs(self) -> Sequence[TraceSpec]:
+        depth = self.model.num_layers
+        return self.specs([*range(depth if self.aggregate else 1), depth])
 
-    def traced(self) -> list[int]:
-        depth = self.vit.num_layers
-        return [*range(depth if self.aggregate else 1), depth]
+    def read(self, *traces: Trace) -> Attribution:
+        (trace,) = traces
+        row = self.first_row(trace)
+        for layer in reversed(range(trace.num_layers if self.aggregate else 1)):
+            if self.aggregate:
+                row = row + row * self.mlp_weight(trace, layer)
+            row = row + (row[:, None] @ self.layer_map(trace, layer))[:, 0]
+        if self.length:
+            row = row * trace["x"][0].norm(dim=-1)  # C⁰ = diag ‖x_0‖
+        return Attribution(self.on_grid(row))
 
     def first_row(self, trace: Trace) -> Tensor:
         """What the head reads; an attention pool is one more weighted attention, without an identity."""
@@ -81,32 +81,29 @@ class VTranM(LayerMap):
         if not (self.length or self.necc):
             return weighted.mean(1)
         values, origin = trace["v"][layer], trace["x"][layer]
+        attention, gamma = attention_of(trace, layer)
         if layer == trace.num_layers:
-            pool = self.vit.architecture().head.attention_pool
-            assert pool is not None
-            attention, gamma = pool.attention, None
-            origin = self.pooled_tokens(origin)[:, -values.shape[2] :]
-        else:
-            attention, gamma = self.vit.blocks[layer].attention, self.vit.blocks[layer].scale1
-            origin = origin if self.reference == "stream" else trace["u"][layer]
+            origin = self.pooled_tokens(origin, trace)[:, -values.shape[2] :]
+        elif self.reference == "normed":
+            origin = trace["u"][layer]
         values = values if self.value_bias else without_bias(values, attention)
         return (weighted * self.weight(origin[:, None], sent(values, attention, gamma))[:, :, None]).mean(1)
 
-    def pooled_tokens(self, x: Tensor) -> Tensor:
+    def pooled_tokens(self, x: Tensor, trace: Trace) -> Tensor:
         """What an attention pool sees: the stream, or its final norm."""
-        norm = self.vit.architecture().head.norm
+        norm = trace.network.head.norm
         return x if self.reference == "stream" or norm is None else get_rule("plain").norm(x, norm)
 
     def mlp_weight(self, trace: Trace, layer: int) -> Tensor:
         """(B, n): the update of an MLP is diagonal."""
         return self.weight(trace["mid"][layer], trace["mlp_out"][layer])
 
-    def weight(self, origin: Tensor, made: Tensor) -> Tensor:
+    def weight(self, origin: Tensor, moved: Tensor) -> Tensor:
         """w_j = ‖t_j‖/‖e_j‖ · softmax_j cos(e_j, t_j) (equations 9–11), over the last but one axis."""
-        weight = torch.ones_like(made[..., 0])
+        weight = torch.ones_like(moved[..., 0])
         if self.length:
-            given = origin.norm(dim=-1)
-            weight = made.norm(dim=-1) / torch.where(given > 0, given, torch.ones_like(given))
+            length = origin.norm(dim=-1)
+            weight = moved.norm(dim=-1) / torch.where(length > 0, length, torch.ones_like(length))
         if self.necc:
-            weight = weight * F.cosine_similarity(origin, made, dim=-1, eps=1e-12).softmax(-1) * self.necc_scale
+            weight = weight * F.cosine_similarity(origin, moved, dim=-1, eps=1e-12).softmax(-1) * self.necc_scale
         return weight

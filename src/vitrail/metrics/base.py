@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
 from functools import cached_property
-from importlib import import_module
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.calls import join_call
+from vitrail.calls import check_known, check_parameters, join_call
 from vitrail.engine.maps import enlarged
-from vitrail.engine.scheduler import Asking, side_by_side
+from vitrail.engine.requests import Asking, Batch
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
-from vitrail.methods.parameters import check_parameters
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
+from vitrail.registry import Registry, first_line, matching
 
 Box = tuple[float, float, float, float]
 Needs = Literal["map", "tokens", "label", "region", "mask", "boxes", "objects", "method", "completeness"]
@@ -81,7 +76,6 @@ class Case:
     others: Tensor | None = None
     ignore: Tensor | None = None
     extras: dict[str, float] = field(default_factory=dict)
-    known: dict[Any, Tensor | None] = field(default_factory=dict)  # what metrics share; None = being asked for
 
     def __post_init__(self) -> None:
         if self.map.ndim != 2 or not self.map.numel() or not self.map.is_floating_point():
@@ -89,9 +83,9 @@ class Case:
                 f"a map must be (rows, columns) of floats, but got {tuple(self.map.shape)} of {self.map.dtype}."
             )
         if not self.map.isfinite().all():
-            wrong = int((~self.map.isfinite()).sum())
+            broken = int((~self.map.isfinite()).sum())
             raise VitrailError(
-                f"a map must hold finite numbers, but {wrong} of {self.map.numel()} values are NaN or infinite."
+                f"a map must hold finite numbers, but {broken} of {self.map.numel()} values are NaN or infinite."
             )
         for name in ("region", "others", "ignore"):
             mask = getattr(self, name)
@@ -124,9 +118,13 @@ class Case:
         return tie_fraction(self.on_input)
 
     @cached_property
+    def batch(self) -> Batch:
+        """The image alone."""
+        return Batch(self.view, self.pixels)
+
+    @cached_property
     def on_grid(self) -> Tensor:
         """The map on the patches; a pixel map is averaged over each."""
-        assert isinstance(self.view, ViT)
         if tuple(self.map.shape) == self.view.grid:
             return self.map
         return F.adaptive_avg_pool2d(self.map[None, None], self.view.grid)[0, 0]
@@ -134,7 +132,7 @@ class Case:
     def lacks(self, needs: Needs) -> str | None:
         """What is missing here for a metric with these needs; None if nothing is."""
         missing: dict[str, str | None] = {
-            "tokens": None if isinstance(self.view, ViT) else "a model with tokens",
+            "tokens": None if self.view.has_tokens else "a model with tokens",
             "label": None if self.label is not None else "the true class",
             "region": None if self.region is not None else "boxes or masks",
             "mask": None if self.region is not None and self.from_masks else "masks",
@@ -153,7 +151,7 @@ class Metric:
     version: ClassVar[int] = 1  # raised when its values change: stored results of an older one are computed again
 
     def __post_init__(self) -> None:
-        check_parameters(type(self), {name: getattr(self, name) for name in self.parameters()})
+        check_parameters(type(self), self.params)
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
@@ -165,13 +163,18 @@ class Metric:
         """Direction of this metric with these parameters."""
         return self.info.higher_is_better
 
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters and their values."""
+        return {name: getattr(self, name) for name in self.parameters()}
+
     def given(self) -> dict[str, Any]:
         """The parameters that are not at their default."""
-        return {name: getattr(self, name) for name, usual in self.parameters().items() if getattr(self, name) != usual}
+        return {name: value for name, value in self.params.items() if value != self.info.params[name]}
 
     @property
     def call(self) -> str:
-        """Name and parameters in one word, as rows and plans have them."""
+        """Name and parameters as text, as in rows and plans."""
         return join_call(self.info.name, self.given())
 
     @staticmethod
@@ -181,10 +184,10 @@ class Metric:
 
 
 class MapMetric(Metric):
-    """A metric of one map. It may put questions to the model: curves are asked for, not computed alone."""
+    """A metric of one map: ``ask`` where it needs the network, else ``score``."""
 
     def ask(self, case: Case) -> Asking[Scored]:
-        """Measures one case; yields what it wants the model to score."""
+        """Measures one case; yields what it needs of the network."""
         return self.score(case)
         yield  # makes this a generator
 
@@ -193,15 +196,18 @@ class MapMetric(Metric):
 
 
 class MethodMetric(Metric):
-    """A metric of a method: it explains again, other inputs or other models."""
+    """A metric of a method: it explains other inputs or other models."""
 
-    def measure(self, method: Method, cases: Sequence[Case]) -> list[Scored]:
+    def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
+        """Measures a method on the cases of a batch; yields what it needs of the network."""
         raise NotImplementedError
 
 
 M = TypeVar("M", bound=type[Metric])
 
-_METRICS: dict[str, type[Metric]] = {}
+METRICS: Registry[type[Metric]] = Registry(
+    "metric", [f"vitrail.metrics.{module}" for module in MODULES], listing="vitrail metrics"
+)
 
 
 def metric(
@@ -216,58 +222,51 @@ def metric(
     """Registers a metric: a dataclass derived from ``MapMetric`` or ``MethodMetric``."""
 
     def register(cls: M) -> M:
-        if name in _METRICS and _METRICS[name].__module__ != cls.__module__:
-            raise VitrailError(f"there is already a metric {name!r}: choose another name.")
-        summary = (inspect.getdoc(cls) or "").split("\n")[0]
-        cls.info = MetricInfo(name, family, higher_is_better, needs, protocols, cls.parameters(), paper, summary)
-        _METRICS[name] = cls
+        cls.info = MetricInfo(
+            name,
+            family=family,
+            higher_is_better=higher_is_better,
+            needs=needs,
+            protocols=protocols,
+            params=cls.parameters(),
+            paper=paper,
+            summary=first_line(cls),
+        )
+        METRICS.add(name, cls, cls.__module__)
         return cls
 
     return register
 
 
 def list_metrics(pattern: str = "*") -> dict[str, MetricInfo]:
-    """Every metric whose name fits the glob."""
-    return {name: cls.info for name, cls in sorted(_registered().items()) if fnmatchcase(name, pattern)}
+    """Every metric whose name matches the glob."""
+    return {name: METRICS[name].info for name in matching(METRICS.entries(), pattern)}
 
 
 def get_metric(name: str) -> type[Metric]:
     """The class of a metric, by name."""
-    wanted = name.strip().lower()
-    if wanted not in _registered():
-        close = difflib.get_close_matches(wanted, [*_registered()], n=3, cutoff=0.5)
-        hint = f" Did you mean {', '.join(close)}?" if close else ""
-        raise VitrailError(f"there is no metric {name!r}.{hint} `vitrail metrics` lists them.")
-    return _registered()[wanted]
+    return METRICS[name.strip().lower()]
 
 
 def build_metric(name: str, /, **params: Any) -> Metric:
     """A metric ready to use; unknown parameters are an error that lists the known ones."""
     cls = get_metric(name)
-    unknown = [key for key in params if key not in cls.parameters()]
-    if unknown:
-        told = ", ".join(f"{key}={value!r}" for key, value in cls.parameters().items()) or "none"
-        raise VitrailError(f"{name} has no parameter {', '.join(unknown)}; it has: {told}.")
+    check_known(name, params, cls.parameters())
     return cls(**params)
 
 
-def asked_all(metrics: Sequence[MapMetric], case: Case) -> Asking[list[Scored]]:
-    """Measures one case by several metrics, which ask the model side by side and share its answers."""
-    fit = [i for i, one in enumerate(metrics) if not case.lacks(one.info.needs)]
-    scored = yield from side_by_side([metrics[i].ask(case) for i in fit])
-    case.known.clear()
-    found = dict(zip(fit, scored, strict=True))
-    return [found.get(i, NOT_APPLICABLE) for i in range(len(metrics))]
+def ask_if_applicable(metric: MapMetric, case: Case) -> Asking[Scored]:
+    """Measures one case; NaN where the case lacks what the metric needs."""
+    return NOT_APPLICABLE if case.lacks(metric.info.needs) else (yield from metric.ask(case))
 
 
-def once(case: Case, key: Any, asking: Callable[[], Asking[Tensor]]) -> Asking[Tensor]:
-    """The answer that metrics of a case share under a key: the first of them asks for it, the others wait."""
-    if key not in case.known:
-        case.known[key] = None
-        case.known[key] = yield from asking()
-    while (found := case.known[key]) is None:
-        yield []
-    return found
+def check_maps(method: Method, case: Case, maps: Tensor) -> None:
+    """Refuses a case whose map has another shape than those of the method."""
+    if maps.shape[1:] != case.map.shape:
+        raise VitrailError(
+            f"the given maps are {tuple(case.map.shape)}, those of {method.info.name} {tuple(maps.shape[1:])}: give "
+            "the maps that this method made."
+        )
 
 
 def tie_fraction(values: Tensor) -> float:
@@ -289,9 +288,3 @@ def average(values: Tensor) -> float:
 def trapezoid(values: Tensor) -> float:
     """The area under points of equal distance over an axis of length 1."""
     return float(torch.trapezoid(values.double()) / (len(values) - 1)) if len(values) > 1 else float(values[0])
-
-
-def _registered() -> dict[str, type[Metric]]:
-    for module in MODULES:
-        import_module(f"vitrail.metrics.{module}")
-    return _METRICS

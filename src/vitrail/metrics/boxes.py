@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.engine.maps import min_max
 from vitrail.errors import VitrailError
 from vitrail.metrics.base import Box, Case, MapMetric, Scored, metric
-from vitrail.show.heatmap import min_max
 
 THRESHOLDS = 100  # of MaxBoxAcc: 0, 0.01, … 0.99
 DELTAS = (0.3, 0.5, 0.7)

@@ -1,4 +1,4 @@
-"""The engine of every insertion or deletion curve: an order of removal, what removal means, what is read.
+"""Insertion and deletion curves: an order of removal, what replaces removed cells, what is read.
 
 Orders are ranks: a cell is changed at step t where its rank is below the step's count. So a curve is made on the
 device without a loop over pixels, and several curves of several images share their chunks.
@@ -6,7 +6,7 @@ device without a loop over pixels, and several curves of several images share th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.noise import noise
-from vitrail.engine.scheduler import Asking, Pictures, Reading, Request, Subsets, at_least_single, picture_length
+from vitrail.engine.requests import Asking, Pictures, Request, Subsets, Tokens
 from vitrail.errors import VitrailError
 from vitrail.metrics.base import Case, check_seed
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
+from vitrail.targets import Reading, at_least_single
 
 Baseline = Literal["mean", "blur", "black", "random"]
 Way = Literal["insertion", "deletion"]
@@ -67,57 +67,47 @@ def pixel_curve(
     *,
     seed: int,
     precision: Precision,
+    same: Hashable,
     least_first: bool = False,
-) -> Asking[Tensor]:
-    """(steps, 3): what is read while pixels of the image give way to the background, or the other way round.
+) -> Pictures:
+    """(steps, 3): what is read while pixels of the image are replaced by the background, or the other way round.
 
-    ``background`` (1, 3, H, W); most important pixels first unless ``least_first``.
+    ``background`` (1, 3, H, W); most important pixels first unless ``least_first``. Metrics whose curves have the
+    ``same`` value share one curve.
     """
     start, end = (case.pixels, background) if way == "deletion" else (background, case.pixels)
-    key = ("ranks", least_first, seed)
-    order = case.known.get(key)
-    if order is None:
-        order = case.known[key] = ranks(-case.on_input if least_first else case.on_input, seed)
-    place = order.view(1, 1, *case.size)
+    place = ranks(-case.on_input if least_first else case.on_input, seed).view(1, 1, *case.size)
     taken = torch.tensor(counts, device=place.device)[:, None, None, None]
-
-    def make(part: slice) -> Tensor:
-        return torch.where(place < taken[part], end, start)
-
-    return (
-        yield Pictures(
-            view=case.view,
-            count=len(counts),
-            length=picture_length(case.view),
-            reading=Standing(),
-            about=(case.target,),
-            name="curves",
-            reduced=precision == "auto",
-            make=make,
-        )
+    return Pictures(
+        view=case.view,
+        count=len(counts),
+        length=case.view.num_tokens,
+        reading=Standing(),
+        about=(case.target,),
+        name="curves",
+        reduced=precision == "auto",
+        same=(id(case), same),
+        make=lambda part: torch.where(place < taken[part], end, start),
     )
 
 
-def token_curve(case: Case, keep: Sequence[Tensor], precision: Precision) -> Asking[Tensor]:
+def token_curve(case: Case, keep: Sequence[Tensor], precision: Precision, same: Hashable) -> Asking[Tensor]:
     """(sets, 3): what is read with only the patches of each set present; sets of one size share their chunks."""
-    assert isinstance(case.view, ViT)
-    tokens = case.known.get("tokens")
-    if tokens is None:
-        with torch.no_grad():
-            tokens = case.known["tokens"] = case.view.embed(case.pixels)
+    tokens = yield Tokens(case.batch)
     requests: list[Request] = [
         Subsets(
             view=case.view,
             count=1,
-            length=len(one) + case.view.num_prefix,
+            length=len(patches) + case.view.num_prefix,
             reading=Standing(),
             about=(case.target,),
             name="curves",
             reduced=precision == "auto",
+            same=(id(case), same, i),
             tokens=tokens,
-            keep=one[None],
+            keep=patches[None],
         )
-        for one in keep
+        for i, patches in enumerate(keep)
     ]
     return torch.cat((yield requests))
 

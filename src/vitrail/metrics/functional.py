@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vitrail.methods.base import Targets
 from vitrail.metrics.base import Metric
 from vitrail.models.view import View
+from vitrail.targets import ClassSpec
 
 
 class Functional(Protocol):
@@ -23,7 +23,7 @@ class Functional(Protocol):
         model: View | nn.Module | str,
         images: Tensor,
         maps: Tensor,
-        target: Targets = None,
+        target: ClassSpec = None,
         **known: Any,
     ) -> Tensor: ...
 
@@ -32,12 +32,12 @@ def functional(metric: type[Metric]) -> Functional:
     """The function of a metric."""
 
     def function(
-        model: View | nn.Module | str, images: Tensor, maps: Tensor, target: Targets = None, **known: Any
+        model: View | nn.Module | str, images: Tensor, maps: Tensor, target: ClassSpec = None, **known: Any
     ) -> Tensor:
         from vitrail.metrics.measuring import measure
 
-        found = measure(metric.info.name, model, images, maps, target, **known)
-        return torch.tensor([one.value for one in found], dtype=torch.float64)
+        scored = measure(metric.info.name, model, images, maps, target, **known)
+        return torch.tensor([result.value for result in scored], dtype=torch.float64, device="cpu")
 
     function.__name__ = function.__qualname__ = metric.info.name
     function.__doc__ = f"{metric.info.summary}\n\nFloat64 (B,); see ``vitrail.metrics.functional.Functional``."

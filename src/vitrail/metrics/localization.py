@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.engine.maps import min_max
 from vitrail.errors import VitrailError
 from vitrail.metrics.base import NOT_APPLICABLE, Case, MapMetric, Scored, metric
 from vitrail.metrics.curves import ranks
-from vitrail.show.heatmap import min_max
 
 
 def peak(values: Tensor, seed: int | None = 0) -> tuple[int, int]:

@@ -8,23 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.api import as_view
 from vitrail.calls import split_call
-from vitrail.engine.scheduler import together
+from vitrail.engine.requests import Asking, Batch, Logits, check_finite
+from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Method, Targets, pick, predicted
-from vitrail.metrics.base import (
-    Box,
-    Case,
-    MapMetric,
-    MethodMetric,
-    Metric,
-    Scored,
-    asked_all,
-    build_metric,
-)
+from vitrail.methods.base import Method
+from vitrail.metrics.base import Box, Case, MapMetric, MethodMetric, Metric, Scored, ask_if_applicable, build_metric
 from vitrail.metrics.boxes import clipped, painted
+from vitrail.models.loading import as_view
 from vitrail.models.view import View
+from vitrail.targets import ClassSpec, Target, class_indices
 
 
 def measure(
@@ -32,9 +25,9 @@ def measure(
     model: View | nn.Module | str,
     images: Tensor,
     maps: Tensor,
-    target: Targets = None,
+    target: ClassSpec = None,
     *,
-    label: Targets = None,
+    label: ClassSpec = None,
     masks: Tensor | None = None,
     boxes: Sequence[Sequence[Box]] | None = None,
     others: Tensor | None = None,
@@ -60,12 +53,13 @@ def measure(
     """
     chosen = chosen_metric(metric, params)
     view = as_view(model)
+    scheduler = Scheduler()
     with torch.inference_mode(False):
-        cases = _cases(view, images, maps, target, label, masks, boxes, others, ignore)
+        cases = _cases(view, scheduler, images, maps, target, label, masks, boxes, others, ignore)
         if chosen.info.needs == "completeness" and method is not None:
-            found = method.explain(images, [case.target for case in cases]).extras
+            extras = method.explain(images, [case.target for case in cases]).extras
             for i, case in enumerate(cases):
-                case.extras = {name: float(values[i]) for name, values in found.items()}
+                case.extras = {name: float(values[i]) for name, values in extras.items()}
         lacking = [case.lacks(chosen.info.needs) for case in cases]
         if all(lacking):
             raise VitrailError(f"{chosen.info.name} needs {lacking[0]}, which was not given.")
@@ -76,13 +70,13 @@ def measure(
                 )
             if method.model is not view:
                 raise VitrailError(f"the method {method.info.name} explains another model than the one given.")
-            return chosen.measure(method, cases)
+            return scheduler.run([chosen.ask(method, cases)])[0]
         assert isinstance(chosen, MapMetric)
-        return [scored[0] for scored in together([asked_all([chosen], case) for case in cases])]
+        return scheduler.run([ask_if_applicable(chosen, case) for case in cases])
 
 
 def measure_alone(
-    metric: str, view: View, pixels: Tensor, found: Tensor, target: int, extras: Mapping[str, float]
+    metric: str, view: View, pixels: Tensor, map_: Tensor, target: int, extras: Mapping[str, float]
 ) -> Scored:
     """Measures one map (h, w) of one image (3, H, W) by what is known without annotations or explaining again."""
     chosen = chosen_metric(metric, {})
@@ -91,8 +85,9 @@ def measure_alone(
             f"{chosen.info.name} explains again, which score() does not: use vitrail.metrics.measure(…, method=) or "
             "vitrail.evaluate."
         )
+    scheduler = Scheduler()
     with torch.inference_mode(False):
-        (case,) = _cases(view, pixels, found, target)
+        (case,) = _cases(view, scheduler, pixels, map_, target)
         case.extras = dict(extras)
         lacking = case.lacks(chosen.info.needs)
         if lacking:
@@ -100,7 +95,7 @@ def measure_alone(
                 f"{chosen.info.name} needs {lacking}, which this explanation does not have: use "
                 "vitrail.metrics.measure or vitrail.evaluate where it is known."
             )
-        return together([asked_all([chosen], case)])[0][0]
+        return scheduler.run([chosen.ask(case)])[0]
 
 
 def chosen_metric(metric: str | Metric, params: dict[str, Any]) -> Metric:
@@ -109,26 +104,38 @@ def chosen_metric(metric: str | Metric, params: dict[str, Any]) -> Metric:
         if params:
             raise VitrailError(f"{metric.info.name} is built already: its parameters cannot be given again.")
         return metric
-    name, own = split_call(metric)
-    twice = own.keys() & params.keys()
+    name, called = split_call(metric)
+    twice = called.keys() & params.keys()
     if twice:
         raise VitrailError(f"{', '.join(sorted(twice))} is given twice, in {metric!r} and beside it.")
-    return build_metric(name, **own, **params)
+    return build_metric(name, **called, **params)
 
 
-def _check_mask(name: str, given: Any) -> None:
-    if not isinstance(given, Tensor):
-        raise VitrailError(f"{name} must be a tensor, but got {type(given).__name__}: use torch.as_tensor.")
-    if given.is_floating_point() or bool(((given != 0) & (given != 1)).any()):
-        raise VitrailError(f"{name} must be true or false for each pixel, but got {given.dtype} values: cut it first.")
+def _check_mask(name: str, mask: Any) -> None:
+    if not isinstance(mask, Tensor):
+        raise VitrailError(f"{name} must be a tensor, but got {type(mask).__name__}: use torch.as_tensor.")
+    if mask.is_floating_point() or bool(((mask != 0) & (mask != 1)).any()):
+        raise VitrailError(
+            f"{name} must be true or false for each pixel, but got {mask.dtype} values: apply a threshold first."
+        )
+
+
+def _predicted(batch: Batch) -> Asking[Tensor]:
+    """(B,): the predicted classes."""
+    logits = yield Logits(batch)
+    check_finite(batch.view, logits)
+    index = Target().resolved(batch.view, logits).index
+    assert index is not None
+    return index
 
 
 def _cases(
     view: View,
+    scheduler: Scheduler,
     images: Tensor,
     maps: Tensor,
-    target: Targets,
-    label: Targets = None,
+    target: ClassSpec,
+    label: ClassSpec = None,
     masks: Tensor | None = None,
     boxes: Sequence[Sequence[Box]] | None = None,
     others: Tensor | None = None,
@@ -139,31 +146,31 @@ def _cases(
             raise VitrailError(f"{name} must be a tensor, but got {type(tensor).__name__}: use torch.as_tensor.")
     pixels = view.check_images(images[None] if images.ndim == 3 else images)
     maps = (maps[None] if maps.ndim == 2 else maps).to(pixels.device)
-    count = len(pixels)
-    for name, given in (("maps", maps), ("masks", masks), ("boxes", boxes), ("others", others), ("ignore", ignore)):
-        if given is not None and len(given) != count:
-            raise VitrailError(f"{count} images were given with {len(given)} {name}: one for each is needed.")
-        if name in ("masks", "others", "ignore") and given is not None:
-            _check_mask(name, given)
-    top = predicted(view, pixels)
-    targets = top if target is None else pick(view, target, count, "target")
-    labels = None if label is None else pick(view, label, count, "label")
+    count, device = len(pixels), pixels.device
+    for name, values in (("maps", maps), ("masks", masks), ("boxes", boxes), ("others", others), ("ignore", ignore)):
+        if values is not None and len(values) != count:
+            raise VitrailError(f"{count} images were given with {len(values)} {name}: one for each is needed.")
+        if name in ("masks", "others", "ignore") and values is not None:
+            _check_mask(name, values)
+    predicted = scheduler.run([_predicted(Batch(view, pixels))])[0]
+    targets = predicted if target is None else class_indices(view, target, count, "target")
+    labels = None if label is None else class_indices(view, label, count, "label")
     cases = []
     for i in range(count):
         region = masks[i] if masks is not None else painted(boxes[i], view.size) if boxes is not None else None
         cases.append(
             Case(
-                view,
-                pixels[i : i + 1],
-                maps[i],
-                int(targets[i]),
-                int(top[i]),
-                None if labels is None else int(labels[i]),
-                None if region is None else region.to(pixels.device, torch.bool),
-                masks is not None,
-                None if boxes is None else clipped(boxes[i], view.size),
-                None if others is None else others[i].to(pixels.device, torch.bool),
-                None if ignore is None else ignore[i].to(pixels.device, torch.bool),
+                view=view,
+                pixels=pixels[i : i + 1],
+                map=maps[i],
+                target=int(targets[i]),
+                predicted=int(predicted[i]),
+                label=None if labels is None else int(labels[i]),
+                region=None if region is None else region.to(device, torch.bool),
+                from_masks=masks is not None,
+                boxes=None if boxes is None else clipped(boxes[i], view.size),
+                others=None if others is None else others[i].to(device, torch.bool),
+                ignore=None if ignore is None else ignore[i].to(device, torch.bool),
             )
         )
     return cases

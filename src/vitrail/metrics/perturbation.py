@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from vitrail.engine.scheduler import Asking
+from vitrail.engine.requests import Asking, Pictures
 from vitrail.errors import VitrailError
-from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, once, trapezoid
+from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, trapezoid
 from vitrail.metrics.curves import (
     LOG_PROBABILITY,
     PROBABILITY,
@@ -51,19 +51,25 @@ class Area(MapMetric):
         super().__post_init__()
         check_steps(self.steps)
 
-    def curve(self, case: Case, way: Way) -> Asking[Tensor]:
-        """(points,): the probabilities."""
+    def curve(self, case: Case, way: Way) -> Pictures:
+        """The request for a curve."""
         if self.baseline is not None and self.protocol in ("rise", "vit_cx"):
             raise VitrailError(f'protocol="{self.protocol}" has baselines of its own: leave baseline= out.')
         kind = "rise" if self.protocol in ("rise", "vit_cx") else (self.protocol, self.baseline or "mean")
-        found = yield from once(
+        return pixel_curve(
             case,
-            (way, kind, self.steps, self.seed, self.precision),
-            lambda: pixel_curve(
-                case, way, self.counts(case), self.background(case, way), seed=self.seed, precision=self.precision
-            ),
+            way,
+            self.counts(case),
+            self.background(case, way),
+            seed=self.seed,
+            precision=self.precision,
+            same=(way, kind, self.steps, self.seed, self.precision),
         )
-        return found[:, PROBABILITY]
+
+    def areas(self, case: Case, *ways: Way) -> Asking[list[tuple[float, list[float]]]]:
+        """The area under each curve, and its probabilities."""
+        curves = yield [self.curve(case, way) for way in ways]
+        return [(self.area(curve[:, PROBABILITY]), curve[:, PROBABILITY].tolist()) for curve in curves]
 
     def background(self, case: Case, way: Way) -> Tensor:
         if self.protocol == "default":
@@ -91,8 +97,8 @@ class Insertion(Area):
     """Area under the class's probability while the most important pixels appear first."""
 
     def ask(self, case: Case) -> Asking[Scored]:
-        points = yield from self.curve(case, "insertion")
-        return Scored(self.area(points), points.tolist(), extras={"ties": case.ties})
+        ((area, curve),) = yield from self.areas(case, "insertion")
+        return Scored(area, curve, extras={"ties": case.ties})
 
 
 @metric("deletion", family="perturbation", higher_is_better=False, protocols=AREA, paper="Petsiuk et al. 2018")
@@ -101,8 +107,8 @@ class Deletion(Area):
     """Area under the class's probability while the most important pixels vanish first."""
 
     def ask(self, case: Case) -> Asking[Scored]:
-        points = yield from self.curve(case, "deletion")
-        return Scored(self.area(points), points.tolist(), extras={"ties": case.ties})
+        ((area, curve),) = yield from self.areas(case, "deletion")
+        return Scored(area, curve, extras={"ties": case.ties})
 
 
 @metric("insertion_minus_deletion", family="perturbation", higher_is_better=True, protocols=AREA, paper="TIS")
@@ -111,9 +117,8 @@ class InsertionMinusDeletion(Area):
     """Insertion minus deletion, by the same parameters."""
 
     def ask(self, case: Case) -> Asking[Scored]:
-        inserted = yield from self.curve(case, "insertion")
-        deleted = yield from self.curve(case, "deletion")
-        return Scored(self.area(inserted) - self.area(deleted), extras={"ties": case.ties})
+        (inserted, _), (deleted, _) = yield from self.areas(case, "insertion", "deletion")
+        return Scored(inserted - deleted, extras={"ties": case.ties})
 
 
 @dataclass(kw_only=True)
@@ -139,22 +144,18 @@ class Removal(MapMetric):
     def points(self, case: Case) -> Asking[Tensor]:
         """(steps + 1, 3)."""
         kind = self.baseline or ("black" if self.protocol == "vtranm" else "mean")
-
-        def asking() -> Asking[Tensor]:
-            counts = even_counts(case.size[0] * case.size[1], self.steps)
-            behind = background(case, kind, self.seed)
-            return pixel_curve(
+        return (
+            yield pixel_curve(
                 case,
                 "deletion",
-                counts,
-                behind,
+                even_counts(case.size[0] * case.size[1], self.steps),
+                background(case, kind, self.seed),
                 seed=self.seed,
                 precision=self.precision,
+                same=("removal", self.least_first, kind, self.steps, self.seed, self.precision),
                 least_first=self.least_first,
             )
-
-        key = ("removal", self.least_first, kind, self.steps, self.seed, self.precision)
-        return (yield from once(case, key, asking))
+        )
 
     def right(self, case: Case) -> Asking[Scored]:
         """The area under "the true class still comes first"; of an image without one, the class predicted."""

@@ -1,19 +1,21 @@
-"""Metrics that explain or score perturbed inputs, computed by captum."""
+"""Metrics of how a map bears small changes of the image: max-sensitivity and infidelity (Yeh et al. 2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
+from vitrail.engine.maps import spread
 from vitrail.engine.noise import Kind, noise
+from vitrail.engine.requests import Asking, Batch, Pictures, concurrently
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Method, spread
-from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, metric
+from vitrail.methods.base import Attribution, Method
+from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_maps, metric
 from vitrail.metrics.functional import functional
+from vitrail.targets import ClassScore, Target
 
 
 @metric("max_sensitivity", family="robustness", higher_is_better=False, needs="method", paper="Yeh et al. 2019")
@@ -25,25 +27,25 @@ class MaxSensitivity(MethodMetric):
     radius: float = 0.02
     seed: int = 0
 
-    def measure(self, method: Method, cases: Sequence[Case]) -> list[Scored]:
-        from captum.metrics import sensitivity_max
-
+    def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
         _check_samples(self.samples)
         if self.radius < 0:
             raise VitrailError(f"radius must be at least 0, but got {self.radius}.")
-        found = []
-        for case in cases:
-            value = sensitivity_max(
-                method.attribute,
-                case.pixels,
-                perturb_func=partial(_moved, _drawn("uniform", case, self.samples, self.seed)),
-                perturb_radius=self.radius,
-                n_perturb_samples=self.samples,
-                max_examples_per_batch=self.samples,
-                target=case.target,
-            )
-            found.append(Scored(float(value)))
-        return found
+        answers = yield from concurrently([self.moved(method, case) for case in cases])
+        return [self.scored(method, case, moved) for case, moved in zip(cases, answers, strict=True)]
+
+    def moved(self, method: Method, case: Case) -> Asking[Attribution]:
+        """The maps of images within the radius."""
+        drawn = _drawn("uniform", case, self.samples, self.seed)
+        batch = Batch(case.view, case.pixels + (2 * drawn - 1) * self.radius)
+        return (yield from method.explained(batch, Target(torch.full((self.samples,), case.target))))
+
+    def scored(self, method: Method, case: Case, moved: Attribution) -> Scored:
+        """max ‖φ(x′) − φ(x)‖ / ‖φ(x)‖."""
+        check_maps(method, case, moved.map)
+        length = case.map.norm()
+        change = (moved.map - case.map.to(moved.map)).flatten(1).norm(dim=1).max()
+        return Scored(float(change / (length if length > 0 else 1)))
 
 
 @metric("infidelity", family="robustness", higher_is_better=False, paper="Yeh et al. 2019")
@@ -59,35 +61,28 @@ class Infidelity(MapMetric):
     normalize: bool = True
     seed: int = 0
 
-    def score(self, case: Case) -> Scored:
-        from captum.metrics import infidelity
-
+    def ask(self, case: Case) -> Asking[Scored]:
+        """E[(Iᵀφ − (f(x) − f(x − I)))²] over noises I, φ first scaled by the factor that makes it least."""
         _check_samples(self.samples)
         if not self.sigma > 0:
             raise VitrailError(f"sigma must be above 0, but got {self.sigma}.")
-
-        def logit(images: Tensor) -> Tensor:
-            with torch.no_grad():
-                return case.view.class_scores(case.view.logits(images))[:, case.target]
-
-        value = infidelity(
-            logit,
-            partial(_taken, _drawn("normal", case, self.samples, self.seed) * self.sigma),
-            case.pixels,
-            spread(case.map[None].to(case.pixels), case.pixels),
-            n_perturb_samples=self.samples,
-            normalize=self.normalize,
+        drawn = _drawn("normal", case, self.samples, self.seed) * self.sigma
+        images = torch.cat([case.pixels, case.pixels - drawn])
+        scores = yield Pictures(
+            view=case.view,
+            count=len(images),
+            length=case.view.num_tokens,
+            reading=ClassScore("logit"),
+            about=(case.target,),
+            name="infidelity",
+            make=lambda part: images[part],
         )
-        return Scored(float(value))
-
-
-def _moved(drawn: Tensor, images: Tensor, radius: float) -> Tensor:
-    return images + (2 * drawn - 1) * radius
-
-
-def _taken(drawn: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    """What is taken away, and what is left."""
-    return drawn, images - drawn
+        change = scores[0] - scores[1:]
+        predicted = (drawn * spread(case.map[None].to(drawn), case.pixels)).flatten(1).sum(1)
+        if self.normalize:
+            size = predicted.square().mean()
+            predicted = predicted * ((predicted * change).mean() / size if size > 0 else 1)
+        return Scored(float((predicted - change).square().mean()))
 
 
 def _drawn(kind: Kind, case: Case, samples: int, seed: int) -> Tensor:

@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitrail.engine.maps import enlarged
-from vitrail.errors import VitrailError
+from vitrail.engine.maps import enlarged, min_max
+from vitrail.engine.requests import Asking, Batch
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
-from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_seed, metric
+from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_maps, check_seed, metric
+from vitrail.metrics.statistics import rank_correlation
 from vitrail.models.view import View
-from vitrail.models.vit import forget
-from vitrail.show.heatmap import min_max
+from vitrail.targets import Target
 
 
 @metric("completeness", family="sanity", higher_is_better=False, needs="completeness", paper="Sundararajan et al. 2017")
@@ -45,24 +45,21 @@ class ModelRandomization(MethodMetric):
     reading: Literal["rank", "ssim"] = "rank"
     seed: int = 0
 
-    def measure(self, method: Method, cases: Sequence[Case]) -> list[Scored]:
-        params = {name: getattr(method, name) for name in method.parameters()}
+    def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
         images = torch.cat([case.pixels for case in cases])
-        targets = [case.target for case in cases]
-        likeness = []
+        target = Target(torch.tensor([case.target for case in cases]))
+        similarities = []
         for view in randomised(method.model, self.way, self.seed):
-            maps = build_method(method.info.name, view, **params).attribute(images, targets)
-            if maps.shape[1:] != cases[0].map.shape:
-                raise VitrailError(
-                    f"the given maps are {tuple(cases[0].map.shape)}, those of {method.info.name} "
-                    f"{tuple(maps.shape[1:])}: give the maps that this method made."
-                )
-            pairs = zip(cases, maps, strict=True)
-            likeness.append([self._alike(case.map.to(found), found, case.size) for case, found in pairs])
-        curves = zip(*likeness, strict=True)
+            attribution = yield from build_method(method.info.name, view, **method.params).explained(
+                Batch(view, images), target
+            )
+            check_maps(method, cases[0], attribution.map)
+            pairs = zip(cases, attribution.map, strict=True)
+            similarities.append([self._similarity(case.map.to(values), values, case.size) for case, values in pairs])
+        curves = zip(*similarities, strict=True)
         return [Scored(sum(curve) / len(curve), list(curve)) for curve in curves]
 
-    def _alike(self, before: Tensor, after: Tensor, size: tuple[int, int]) -> float:
+    def _similarity(self, before: Tensor, after: Tensor, size: tuple[int, int]) -> float:
         if self.reading == "rank":
             return rank_correlation(before.abs(), after.abs())
         return similarity(before, after, size)
@@ -74,14 +71,13 @@ def randomised(view: View, way: str, seed: int) -> Iterator[View]:
     twin.known_fingerprint = None
     draw = torch.Generator().manual_seed(check_seed(seed))
     for weights in reversed(twin.layers()):
-        kept = [one.clone() for one in weights]
-        for one in weights:
-            one.copy_(_like(one, draw))
-        forget(twin)
+        originals = [weight.clone() for weight in weights]
+        for weight in weights:
+            weight.copy_(_like(weight, draw))
         yield twin
         if way == "independent":
-            for one, before in zip(weights, kept, strict=True):
-                one.copy_(before)
+            for weight, original in zip(weights, originals, strict=True):
+                weight.copy_(original)
 
 
 def _like(weights: Tensor, draw: torch.Generator) -> Tensor:
@@ -91,26 +87,11 @@ def _like(weights: Tensor, draw: torch.Generator) -> Tensor:
     return (drawn * deviation + mean).to(weights.dtype)
 
 
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's ρ, equal values sharing their mean rank; 0 where a map is constant."""
-    first, second = (_mean_ranks(m) for m in (a, b))
-    deviation = first.std(correction=0) * second.std(correction=0)
-    if deviation == 0:
-        return 0.0
-    return float(((first - first.mean()) * (second - second.mean())).mean() / deviation)
-
-
-def _mean_ranks(values: Tensor) -> Tensor:
-    _, inverse, counts = values.flatten().double().unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    return (last - (counts.double() - 1) / 2)[inverse]
-
-
 def similarity(a: Tensor, b: Tensor, size: tuple[int, int]) -> float:
     """SSIM of two maps, min–max scaled, at ``size``."""
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     first, second = (min_max(enlarged(m.double(), size))[None, None] for m in (a, b))
-    found = structural_similarity_index_measure(first, second, data_range=1.0)
-    assert isinstance(found, Tensor)
-    return float(found)
+    index = structural_similarity_index_measure(first, second, data_range=1.0)
+    assert isinstance(index, Tensor)
+    return float(index)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,3 +62,18 @@ def _summary(rows: pd.DataFrame, resamples: int, seed: int) -> dict[str, float]:
     values = rows["value"].to_numpy(dtype=np.float64)
     low, high = interval(values, None, resamples, seed)
     return {"mean": float(values.mean()), "low": low, "high": high}
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's ρ, equal values sharing their mean rank; 0 where a map is constant."""
+    first, second = (_mean_ranks(m) for m in (a, b))
+    deviation = first.std(correction=0) * second.std(correction=0)
+    if deviation == 0:
+        return 0.0
+    return float(((first - first.mean()) * (second - second.mean())).mean() / deviation)
+
+
+def _mean_ranks(values: Tensor) -> Tensor:
+    _, inverse, counts = values.flatten().double().unique(return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    return (last - (counts.double() - 1) / 2)[inverse]

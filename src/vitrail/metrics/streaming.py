@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torchmetrics import Metric as TorchMetric
 from torchmetrics.utilities.data import dim_zero_cat
 
-from vitrail.api import as_view
-from vitrail.methods.base import Targets
 from vitrail.metrics.base import Metric
 from vitrail.metrics.measuring import chosen_metric, measure
 from vitrail.metrics.statistics import interval
+from vitrail.models.loading import as_view
 from vitrail.models.view import View
+from vitrail.targets import ClassSpec
 
 
 class Running(TorchMetric):
@@ -34,11 +34,11 @@ class Running(TorchMetric):
         self.add_state("values", default=[], dist_reduce_fx="cat")
         self.add_state("parts", default=[], dist_reduce_fx="cat")
 
-    def update(self, images: Tensor, maps: Tensor, target: Targets = None, **known: Any) -> None:
+    def update(self, images: Tensor, maps: Tensor, target: ClassSpec = None, **known: Any) -> None:
         """Measures a batch."""
-        found = measure(self.metric, self.view, images, maps, target, **known)
-        self.values.append(torch.tensor([one.value for one in found], dtype=torch.float64))
-        parts = [one.parts for one in found if one.parts is not None]
+        scored = measure(self.metric, self.view, images, maps, target, **known)
+        self.values.append(torch.tensor([result.value for result in scored], dtype=torch.float64))
+        parts = [result.parts for result in scored if result.parts is not None]
         if parts:
             self.parts.append(torch.tensor(parts, dtype=torch.float64))
 

@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from vitrail.engine.scheduler import Asking
-from vitrail.metrics.base import Case, MapMetric, Scored, metric, once, tie_fraction, trapezoid
+from vitrail.engine.requests import Asking
+from vitrail.metrics.base import Case, MapMetric, Scored, metric, tie_fraction, trapezoid
 from vitrail.metrics.curves import PROBABILITY, TOP, Precision, Way, ranks, token_curve
 from vitrail.metrics.functional import functional
-from vitrail.models.vit import ViT
 
 STEPS = 10  # a tenth of the patches each
 
@@ -37,12 +36,11 @@ class TokenCurve(MapMetric):
 
     def points(self, case: Case) -> Asking[Tensor]:
         """(10, 3), in order of the share removed or kept."""
-        key = ("tokens", self.way, self.seed, self.precision)
-        return (yield from once(case, key, lambda: token_curve(case, self.sets(case), self.precision)))
+        same = ("tokens", self.way, self.seed, self.precision)
+        return (yield from token_curve(case, self.sets(case), self.precision, same))
 
     def sets(self, case: Case) -> list[Tensor]:
         """The patches that are there at each point."""
-        assert isinstance(case.view, ViT)
         order = ranks(case.on_grid, self.seed).argsort()
         counts = [step * len(order) // STEPS for step in range(1, STEPS)]
         if self.way == "deletion":
@@ -50,8 +48,8 @@ class TokenCurve(MapMetric):
         else:
             sets = [order[:count] for count in (*counts, len(order))]
         smallest = 1 if case.view.pools_patches else 0
-        sets = [order[:1] if len(one) < smallest else one for one in sets]  # a head that pools needs a patch
-        return [one.sort().values for one in sets]
+        sets = [order[:1] if len(patches) < smallest else patches for patches in sets]  # a head that pools needs one
+        return [patches.sort().values for patches in sets]
 
     def scored(self, case: Case, heights: Tensor) -> Scored:
         value = trapezoid(heights)  # over an axis of length one, hence the mean height

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,25 +118,6 @@ class Hierarchical(View):
             rows = round((out.shape[1] * self.size[0] / self.size[1]) ** 0.5)
             out = out.unflatten(1, (rows, -1))
         return out.permute(0, 3, 1, 2)
-
-    def embed(self, images: Tensor) -> NoReturn:
-        raise self._no("embed tokens")
-
-    def encode(self, tokens: Tensor, keep: Tensor | None = None) -> NoReturn:
-        raise self._no("encode tokens")
-
-    @property
-    def blocks(self) -> NoReturn:
-        raise self._no("list canonical blocks")
-
-    def _no(self, what: str) -> VitrailError:
-        from vitrail.methods.registry import supported_methods
-
-        names = ", ".join(supported_methods(self)) or "none yet"
-        return VitrailError(
-            f"cannot {what}: {self.name} ({type(self.module).__name__}) is hierarchical and has no fixed tokens. "
-            f"Methods that work on it: {names}."
-        )
 
 
 @contextmanager

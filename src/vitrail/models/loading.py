@@ -60,7 +60,7 @@ def load(
     if name is not None and not isinstance(name, str):
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
     device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # wrong ones are told before any work
-    request = Request(
+    request = LoadRequest(
         name or "", checkpoint, pretrained, num_classes, img_size, {"labels": labels, "output": output}, model_args
     )
     if name is None or name in embedded.names():
@@ -78,8 +78,15 @@ def load(
     return view.to(device, dtype)
 
 
+def as_view(model: View | nn.Module | str) -> View:
+    """A view from whatever names or holds a model."""
+    if isinstance(model, View):
+        return model
+    return load(model) if isinstance(model, str) else wrap(model)
+
+
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """What ``load`` was asked for."""
 
     name: str
@@ -153,7 +160,7 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return torch.float32 if name == "auto" else DTYPES[name]
 
 
-def _load_timm(request: Request) -> View:
+def _load_timm(request: LoadRequest) -> View:
     import timm
 
     name, state = request.name, request.state()
@@ -184,7 +191,7 @@ def _trained_size(module: Any, state: Mapping[str, torch.Tensor]) -> tuple[int, 
     return (side * patch[0], side * patch[1]) if side * side + prefix == given.shape[1] else None
 
 
-def _load_torchvision(request: Request) -> View:
+def _load_torchvision(request: LoadRequest) -> View:
     from torchvision import models
 
     short, state = request.name.removeprefix("torchvision:"), request.state()
@@ -205,7 +212,7 @@ def _load_torchvision(request: Request) -> View:
     return view
 
 
-def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: Request) -> None:
+def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: LoadRequest) -> None:
     """The weights of the file into the model; a warning where weights are missing altogether."""
     if state is not None:
         load_state(module, state, str(request.checkpoint))
@@ -221,7 +228,7 @@ def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: 
         warnings.warn(f"{request.name} has a random head: {own} classes, its weights have {trained}.", stacklevel=5)
 
 
-def _load_huggingface(request: Request) -> View:
+def _load_huggingface(request: LoadRequest) -> View:
     try:
         from transformers import AutoImageProcessor, AutoModelForImageClassification
     except ImportError:

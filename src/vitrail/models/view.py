@@ -8,7 +8,7 @@ import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,12 @@ from vitrail.errors import VitrailError
 if TYPE_CHECKING:
     from PIL import Image
 
+    from vitrail.core.parts import Architecture, Block
     from vitrail.models.preprocessing import Preprocess
 
 Output = Literal["softmax", "sigmoid"]
+
+CELLS = (14, 14)  # of a model without tokens
 
 
 @dataclass(eq=False, repr=False)
@@ -86,6 +89,82 @@ class View:
                 f"but got {tuple(images.shape)}. Use model.preprocess(image), or load the model with img_size=."
             )
         return images.to(self.device, self.dtype)
+
+    # What a view can do beyond logits. A plain ViT has tokens; a hierarchical one has stages with features.
+
+    has_tokens: ClassVar[bool] = False
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches."""
+        raise self._without_tokens("a grid")
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """(rows, columns) of the cells that are present or not: the patches, or 14 × 14 where there are none."""
+        return self.grid if self.has_tokens else CELLS
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens that are no patch: class, distillation, registers."""
+        raise self._without_tokens("prefix tokens")
+
+    @property
+    def num_layers(self) -> int:
+        raise self._without_tokens("blocks")
+
+    @property
+    def num_stages(self) -> int:
+        raise VitrailError(f"{self.name} has no stages: it is a plain ViT.")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a whole image; of a hierarchical model those of its first stage, about."""
+        return self.grid[0] * self.grid[1] + self.num_prefix if self.has_tokens else 4096
+
+    @property
+    def width(self) -> int:
+        """Channels of the residual stream; of a hierarchical model those of its last stage, about."""
+        return self.blocks[0].norm1.width if self.has_tokens else 1024
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.architecture().blocks
+
+    def architecture(self) -> Architecture:
+        """The network as canonical parts."""
+        raise self._without_tokens("canonical blocks")
+
+    @property
+    def pools_patches(self) -> bool:
+        """Whether the head needs at least one patch."""
+        return self.architecture().head.reads is None
+
+    @property
+    def pools_by_attention(self) -> bool:
+        return self.architecture().head.pool == "attention"
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) normalised → x_0 (B, P + N, d): after positions, prefix tokens and the norm before blocks."""
+        raise self._without_tokens("tokens to embed")
+
+    def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """x_0 → logits, with only some of the patches present."""
+        raise self._without_tokens("tokens to encode")
+
+    def present(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """(B, P + k, d): the prefix tokens and the patches ``keep`` (B, k) of (B or 1, P + N, d)."""
+        raise self._without_tokens("tokens")
+
+    def staged(self, images: Tensor, stages: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and the features (B, C, h, w) of some stages."""
+        raise VitrailError(f"{self.name} has no stages: it is a plain ViT.")
+
+    def _without_tokens(self, what: str) -> VitrailError:
+        return VitrailError(
+            f"{self.name} ({type(self.module).__name__}) has no {what}: it is hierarchical, without fixed tokens. "
+            f"`vitrail methods --model` lists the methods that work on it."
+        )
 
     def class_scores(self, logits: Tensor) -> Tensor:
         """(B, C) logits, one column per class: a head with one output z has the classes −z and +z."""

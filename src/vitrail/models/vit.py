@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from vitrail.core.operations import Walk
-from vitrail.core.parts import Architecture, Block, tensors_of
-from vitrail.core.precision import lowered
+from vitrail.core.operations import ReadoutRecorder, Walk
+from vitrail.core.parts import Architecture, tensors_of
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
-
-# Views are kept with what was read of them: the number of one that is gone would soon be another's.
-_read: ContextVar[dict[tuple[int, torch.dtype | None], tuple[ViT, Architecture]] | None] = ContextVar(
-    "_read", default=None
-)
-_products: ContextVar[torch.dtype | None] = ContextVar("_products", default=None)
-
-
-@contextmanager
-def unchanged() -> Iterator[None]:
-    """While it lasts nobody changes a model's weights: views read their modules once, not at every question."""
-    token = _read.set(_read.get() or {})
-    try:
-        yield
-    finally:
-        _read.reset(token)
-
-
-def forget(view: View) -> None:
-    """The weights of this view were changed on purpose: read them again."""
-    known = _read.get() or {}
-    for key in [key for key in known if key[0] == id(view)]:
-        del known[key]
-
-
-@contextmanager
-def products_in(dtype: torch.dtype | None) -> Iterator[None]:
-    """While it lasts the blocks' linear layers have this precision; for use within ``unchanged`` and autocast."""
-    token = _products.set(dtype)
-    try:
-        yield
-    finally:
-        _products.reset(token)
 
 
 @dataclass(eq=False, repr=False)
@@ -60,24 +25,10 @@ class ViT(View):
 
     describe: Callable[[], Architecture] = field(kw_only=True)
 
+    has_tokens: ClassVar[bool] = True
+
     def architecture(self) -> Architecture:
-        """The network as canonical parts."""
-        known, dtype = _read.get(), _products.get()
-        if known is None:
-            return self.describe()
-        key = (id(self), dtype)
-        if key not in known:
-            with torch.inference_mode(False):  # gradients may pass through what is read here
-                known[key] = (self, self.describe() if dtype is None else self._lowered(dtype))
-        return known[key][1]
-
-    def _lowered(self, dtype: torch.dtype) -> Architecture:
-        with products_in(None), torch.autocast(self.device.type, enabled=False), torch.no_grad():
-            return lowered(self.architecture(), dtype)
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        return self.architecture().blocks
+        return self.describe()
 
     @cached_property
     def num_layers(self) -> int:
@@ -103,7 +54,6 @@ class ViT(View):
 
     @cached_property
     def num_prefix(self) -> int:
-        """Tokens that are no patch: class, distillation, registers."""
         return self.architecture().embedding.prefix.shape[0]
 
     @cached_property
@@ -113,19 +63,12 @@ class ViT(View):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(rows, columns) of patches."""
         return self.size[0] // self.patch_size[0], self.size[1] // self.patch_size[1]
-
-    @property
-    def pools_patches(self) -> bool:
-        """Whether the head needs at least one patch."""
-        return self.architecture().head.reads is None
 
     def logits(self, images: Tensor) -> Tensor:
         return self.encode(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) normalised → x_0 (B, P + N, d): after positions, prefix tokens and the norm before blocks."""
         return Walk(self.architecture()).embed(self.check_images(images))
 
     def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -142,16 +85,18 @@ class ViT(View):
         return Walk(parts, keep=keep).encode(self.present(tokens, keep))
 
     def present(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        """(B, P + k, d): the prefix tokens and the patches ``keep`` (B, k) of (B or 1, P + N, d)."""
         tokens = tokens.expand(keep.shape[0], -1, -1)
         index = keep[..., None].expand(-1, -1, tokens.shape[-1])
         return torch.cat([tokens[:, : self.num_prefix], tokens[:, self.num_prefix :].gather(1, index)], dim=1)
 
     def readout(self, images: Tensor) -> Tensor:
         """ρ (B, P + N): the share of each token in what the head pools."""
-        from vitrail.engine.trace import trace
-
-        return trace(self, images, keep=()).readout
+        parts = self.architecture()
+        recorder = ReadoutRecorder(len(parts.blocks))
+        with torch.no_grad():
+            Walk(parts, recorder=recorder).encode(self.embed(images))
+        assert recorder.readout is not None
+        return recorder.readout
 
     def _check_keep(self, keep: Tensor, batch: int, patches: int) -> Tensor:
         keep = keep[None].expand(batch, -1) if keep.ndim == 1 else keep

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,28 +10,28 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from vitrail.engine.scheduler import Asking, Scorer
+from vitrail.engine.requests import Asking, Traced
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
-from vitrail.methods.masking import patch_features
+from vitrail.methods.masking import Scorer, Subject, features_of, features_spec
 from vitrail.methods.vit_cx import VitCx, extremes, scaled, similarities
-from vitrail.metrics import base
-from vitrail.metrics.base import NOT_APPLICABLE, Case, MapMetric, MethodMetric, Metric, MetricInfo, Needs, Scored
+from vitrail.metrics.base import METRICS, NOT_APPLICABLE, Case, MapMetric, MethodMetric, Metric, Needs, Scored, metric
 from vitrail.metrics.curves import TOP, ranks
 from vitrail.metrics.tokens import TokenDeletionAccuracy
+from vitrail.targets import Target
 
 BINS = 20  # of the histogram of similarities, from 0 to 1
 
-OWN: dict[str, type[Metric]] = {}
+PAPER_METRICS: dict[str, type[Metric]] = {}
 
 M = TypeVar("M", bound=type[Metric])
 
 
-def _own(name: str, *, higher_is_better: bool, needs: Needs = "map", paper: str) -> Callable[[M], M]:
+def _paper_metric(name: str, *, higher_is_better: bool, needs: Needs = "map", paper: str) -> Callable[[M], M]:
     def add(cls: M) -> M:
-        summary = (inspect.getdoc(cls) or "").split("\n")[0]
-        cls.info = MetricInfo(name, "papers", higher_is_better, needs, ("default",), cls.parameters(), paper, summary)
-        OWN[name] = cls
+        with METRICS.scope():  # its info, without a place in the registry
+            metric(name, family="papers", higher_is_better=higher_is_better, needs=needs, paper=paper)(cls)
+        PAPER_METRICS[name] = cls
         return cls
 
     return add
@@ -41,16 +40,13 @@ def _own(name: str, *, higher_is_better: bool, needs: Needs = "map", paper: str)
 @contextmanager
 def paper_metrics() -> Iterator[None]:
     """While it lasts the papers' own measurements can be asked for by name."""
-    known = dict(base._METRICS)
-    base._METRICS.update(OWN)
-    try:
+    with METRICS.scope():
+        for name, cls in PAPER_METRICS.items():
+            METRICS.add(name, cls, cls.__module__)
         yield
-    finally:
-        for name in OWN.keys() - known.keys():
-            del base._METRICS[name]
 
 
-@_own("extra", higher_is_better=False, paper="ViT-CX")
+@_paper_metric("extra", higher_is_better=False, paper="ViT-CX")
 @dataclass(kw_only=True)
 class Extra(MapMetric):
     """What a method measured on its way: the number of its masks, say."""
@@ -61,7 +57,7 @@ class Extra(MapMetric):
         return Scored(case.extras[self.name]) if self.name in case.extras else NOT_APPLICABLE
 
 
-@_own("mask_redundancy", higher_is_better=False, paper="ViT-CX, section 3.2")
+@_paper_metric("mask_redundancy", higher_is_better=False, paper="ViT-CX, section 3.2")
 @dataclass(kw_only=True)
 class MaskRedundancy(MapMetric):
     """mSim: mean cosine similarity of two feature masks of the image; the curve is the histogram over all pairs.
@@ -71,8 +67,10 @@ class MaskRedundancy(MapMetric):
 
     layer: Literal["norm1", "attention"] = "norm1"
 
-    def score(self, case: Case) -> Scored:
-        features = patch_features(case.view, case.pixels, self.layer).float()
+    def ask(self, case: Case) -> Asking[Scored]:
+        trace = yield Traced(case.batch, Target(), features_spec(case.view, self.layer))
+        subject = Subject(image=case.pixels, logits=trace.logits, target=Target(), trace=trace, row=0)
+        features = features_of(subject, case.view, self.layer)
         low, high = extremes(features, case.size)
         live = high > low  # a constant channel is no mask
         if int(live.sum()) < 2:
@@ -84,39 +82,29 @@ class MaskRedundancy(MapMetric):
         return Scored(float(pairs.double().mean()), shares.double().tolist())
 
 
-class _Recording(VitCx):
-    """ViT-CX that keeps the scores of its masks."""
-
-    kept: Tensor | None = None
-
-    def scores(self, scorer: Scorer, image: Tensor, make: Callable[[slice], Tensor], count: int) -> Asking[Tensor]:
-        self.kept = yield from super().scores(scorer, image, make, count)
-        return self.kept
-
-
-@_own("impact_scores", higher_is_better=False, needs="method", paper="ViT-CX, section 3.4")
+@_paper_metric("impact_scores", higher_is_better=False, needs="method", paper="ViT-CX, section 3.4")
 @dataclass(kw_only=True)
 class ImpactScores(MethodMetric):
     """Mean causal impact of ViT-CX's masks; the parts are the mean, the variance and the number of scores."""
 
-    def measure(self, method: Method, cases: Sequence[Case]) -> list[Scored]:
+    def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
         if not isinstance(method, VitCx):
             raise VitrailError(f"impact_scores are those of vit_cx, but the method is {method.info.name}.")
-        recording = _Recording(method.model, **{name: getattr(method, name) for name in method.parameters()})
-        found = []
+        results = []
         for case in cases:
-            recording.explain(case.pixels, case.target)
-            assert recording.kept is not None
-            variance, mean = torch.var_mean(recording.kept.double(), correction=0)
-            found.append(Scored(float(mean), parts=[float(mean), float(variance), float(len(recording.kept))]))
-        return found
+            recording = _RecordingVitCx(method.model, **method.params)
+            yield from recording.explained(case.batch, Target(torch.tensor([case.target])))
+            assert recording.recorded is not None
+            variance, mean = torch.var_mean(recording.recorded.double(), correction=0)
+            results.append(Scored(float(mean), parts=[float(mean), float(variance), float(len(recording.recorded))]))
+        return results
 
     @staticmethod
     def combine(parts: Tensor) -> Tensor:
         return parts[..., 0].mean(-1)
 
 
-@_own("object_removed", higher_is_better=True, needs="region", paper="TIS, figure 4")
+@_paper_metric("object_removed", higher_is_better=True, needs="region", paper="TIS, figure 4")
 @dataclass(kw_only=True)
 class ObjectRemoved(MapMetric):
     """Share of the object that is gone once the most important ``share`` of all pixels is removed."""
@@ -133,7 +121,7 @@ class ObjectRemoved(MapMetric):
         return Scored(float(gone[region].double().mean()))
 
 
-@_own("token_deletion_agreement", higher_is_better=False, needs="tokens", paper="LibraGrad")
+@_paper_metric("token_deletion_agreement", higher_is_better=False, needs="tokens", paper="LibraGrad")
 @dataclass(kw_only=True)
 class TokenDeletionAgreement(TokenDeletionAccuracy):
     """As ``token_deletion_accuracy``, but what counts is the class first predicted, whatever the label."""
@@ -141,3 +129,13 @@ class TokenDeletionAgreement(TokenDeletionAccuracy):
     def accuracy(self, case: Case) -> Asking[Scored]:
         points = yield from self.points(case)
         return self.scored(case, (points[:, TOP] == case.predicted).double())
+
+
+class _RecordingVitCx(VitCx):
+    """ViT-CX that keeps the scores of its masks."""
+
+    recorded: Tensor | None = None
+
+    def scores(self, scorer: Scorer, make: Callable[[slice], Tensor], count: int) -> Asking[Tensor]:
+        self.recorded = yield from super().scores(scorer, make, count)
+        return self.recorded

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitrail.engine.maps import between, interpolated
 from vitrail.errors import VitrailError
 
 
@@ -34,21 +35,10 @@ def fit_to_image(
     values = values if values.is_floating_point() else values.float()
     rows, seen_rows = _positions(image_size[1], top, bottom, values.shape[0], values.device)
     columns, seen_columns = _positions(image_size[0], left, right, values.shape[1], values.device)
-    take = _nearest if mode == "nearest" else _between
+    take = _nearest if mode == "nearest" else _bilinear
     fitted = take(take(values, rows).T, columns).T
     seen = seen_rows[:, None] & seen_columns
     return torch.where(seen, fitted, torch.full((), outside, dtype=fitted.dtype, device=fitted.device))
-
-
-def min_max(values: Tensor) -> Tensor:
-    """Scale to 0…1, order kept; a constant map gives zeros; NaN stays NaN and does not count."""
-    known = values[~values.isnan()].double()
-    if known.numel() == 0:
-        return values.clone()
-    low, high = known.min(), known.max()
-    if low == high:
-        return torch.where(values.isnan(), values, torch.zeros_like(values))
-    return ((values.double() - low) / (high - low)).to(values.dtype)
 
 
 def _positions(pixels: int, start: float, end: float, cells: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -61,10 +51,5 @@ def _nearest(values: Tensor, positions: Tensor) -> Tensor:
     return values[positions.floor().long().clamp(0, len(values) - 1)]
 
 
-def _between(values: Tensor, positions: Tensor) -> Tensor:
-    """Interpolate linearly between the middles of neighbouring cells, along the first axis."""
-    last = len(values) - 1
-    places = (positions - 0.5).clamp(0, last)
-    before = places.floor().long()
-    share = (places - before).to(values.dtype)[:, None]
-    return torch.lerp(values[before], values[(before + 1).clamp(max=last)], share)
+def _bilinear(values: Tensor, positions: Tensor) -> Tensor:
+    return interpolated(values, *between(positions - 0.5, len(values)))

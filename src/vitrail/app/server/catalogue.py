@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
-from vitrail.api import default_method
 from vitrail.app.server.tasks import grid_of
 from vitrail.cli.listing import describe_methods
-from vitrail.methods.base import Method
+from vitrail.evaluation import default_method
+from vitrail.methods.base import MethodFactory
 from vitrail.methods.registry import get_method
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
 
 Row = dict[str, Any]
 
@@ -23,7 +22,7 @@ def describe_model(name: str, view: View) -> Row:
         "classes": view.num_classes,
         "input": list(view.size),
         "grid": list(grid_of(view)),
-        "view": "tokens" if isinstance(view, ViT) else "features",
+        "view": "tokens" if view.has_tokens else "features",
         "default_method": default_method(view),
         "note": view.note,
         "labels": [view.label(i) for i in range(view.num_classes)],
@@ -40,9 +39,9 @@ def methods_of(view: View) -> list[Row]:
     return rows
 
 
-def form(method: type[Method]) -> list[Row]:
+def form(method: MethodFactory) -> list[Row]:
     """One entry for each parameter: what a page needs to ask for it."""
-    hints = get_type_hints(method)
+    hints = method.parameter_types()
     return [_entry(name, hints[name], usual) for name, usual in method.parameters().items()]
 
 

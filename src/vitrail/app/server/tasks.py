@@ -16,12 +16,15 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitrail.api import check_finite, default_method, explain_each, see
+from vitrail.api import explain_each, see
 from vitrail.app.server.bounded import Bounded
 from vitrail.app.server.comparison import Answer, OutOfTime, Tell, Turn
 from vitrail.app.server.encoding import rounded
 from vitrail.app.server.errors import Refused
+from vitrail.engine.requests import check_finite
+from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
+from vitrail.evaluation import default_method
 from vitrail.explanation import Explanation
 from vitrail.methods.registry import build_method, get_method, supported_methods
 from vitrail.metrics.base import Case, trapezoid
@@ -238,18 +241,17 @@ def _pixel_scores(view: View, request: Request, found: Explanation, steps: int) 
 
 def _token_scores(view: View, request: Request, found: Explanation, order: Tensor, steps: int) -> Answer:
     """With true token masking: patches are taken out, not painted over."""
-    from vitrail.engine.scheduler import together
-
-    if not isinstance(view, ViT):
+    if not view.has_tokens:
         raise VitrailError(f"{request.model} has no fixed tokens (hierarchical): use space=pixels.")
-    case = Case(view, look_at(view, request).pixels, found.map, found.target, found.target)
+    pixels = look_at(view, request).pixels
+    case = Case(view=view, pixels=pixels, map=found.map, target=found.target, predicted=found.target)
     counts = even_counts(len(order), steps)
     least = 1 if view.pools_patches else 0  # a head that pools needs a patch
     gone = [order[count:] for count in counts]
     come = [order[:count] for count in counts]
     sets = [(one if len(one) >= least else order[:1]).sort().values for one in gone + come]
     with quietly():
-        (points,) = together([token_curve(case, sets, "auto")])
+        (points,) = Scheduler().run([token_curve(case, sets, "auto", "page")])
     deletion, insertion = points[:, PROBABILITY].split(len(counts))
     return {
         "insertion": trapezoid(insertion),
@@ -268,8 +270,8 @@ def look_at(view: View, request: Request) -> Look:
         seen = see(view, request.image)
         with quietly():
             pixels = view.check_images(seen.pixels[None])
-            tokens = view.embed(pixels) if isinstance(view, ViT) else None
-            logits = view.encode(tokens) if isinstance(view, ViT) and tokens is not None else view.logits(pixels)
+            tokens = view.embed(pixels) if view.has_tokens else None
+            logits = view.logits(pixels) if tokens is None else view.encode(tokens)
         check_finite(view, logits)
         known = Look(pixels, tokens, logits, seen.box)
         size = sum(t.numel() * t.element_size() for t in (pixels, tokens, logits) if t is not None)
@@ -279,8 +281,7 @@ def look_at(view: View, request: Request) -> Look:
 
 def without(view: View, look: Look, keep: Tensor) -> Tensor:
     """The logits (1, C) with only these patches; a model without tokens sees the mean colour instead of the others."""
-    if isinstance(view, ViT):
-        assert look.tokens is not None
+    if look.tokens is not None:
         return view.encode(look.tokens, keep[None].to(look.tokens.device))
     rows, columns = grid_of(view)
     there = torch.zeros(rows * columns, device=look.pixels.device)
