@@ -14,7 +14,11 @@ from tests.families import FAMILIES, HIERARCHICAL, Family
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.engine.requests import Asking, Batch, Request, Traced
+from vitrail.engine.scheduler import Scheduler
+from vitrail.methods.masking import Subject, features_of, features_spec
 from vitrail.models.view import View
+from vitrail.targets import Target
 
 DOUBLE = torch.float64
 
@@ -39,6 +43,23 @@ def refusals() -> dict[tuple[str, str], str]:
 
 def batch(name: str, size: int = 3, dtype: torch.dtype = DOUBLE) -> Tensor:
     return families.images(name, size, dtype=dtype)
+
+
+def answered(request: Request) -> Any:
+    """What the scheduler answers."""
+
+    def asker() -> Asking[Any]:
+        return (yield request)
+
+    return Scheduler().run([asker()])[0]
+
+
+def features(view: View, image: Tensor, layer: str = "norm1") -> Tensor:
+    """(D, h, w): the features that mask methods take masks from."""
+    target = Target(torch.tensor([0]))
+    trace = answered(Traced(Batch(view, view.check_images(image)), target, features_spec(view, layer)))
+    subject = Subject(image=image, logits=trace.logits, target=target, trace=trace, row=0)
+    return features_of(subject, view, layer)
 
 
 def random_keep(family: Family, size: int, kept: int, seed: int = 0) -> Tensor:

@@ -202,7 +202,7 @@ def test_reduced_precision_hardly_moves_areas(view, monkeypatch: pytest.MonkeyPa
     """What a GPU does by default, forced on the CPU."""
     arguments = (view, "scenes:4", "gen_att", "insertion(steps=16),token_deletion_aopc")
     exact = vitrail.evaluate(*arguments)["value"]
-    monkeypatch.setattr("vitrail.engine.scheduler.gains", lambda view: True)
+    monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
     rounded = vitrail.evaluate(*arguments)["value"]
     assert 0 < (rounded - exact).abs().max() < 0.01
     full = vitrail.evaluate(view, "scenes:4", "gen_att", "insertion(steps=16, precision=full)")["value"]

@@ -13,9 +13,11 @@ from torch import nn
 
 import vitrail
 from vitrail import VitrailError
+from vitrail.core.operations import Walk
+from vitrail.core.precision import lowered
 from vitrail.engine.trace import trace
 from vitrail.methods.registry import build_method
-from vitrail.models.vit import ViT, products_in, unchanged
+from vitrail.models.vit import ViT
 
 SINGLE = torch.float32
 
@@ -57,16 +59,16 @@ def test_products_in_another_precision_are_the_same_network(name: str) -> None:
     family, module, view = viewed(name)
     images, keep = batch(name), random_keep(family, 3, family.patches // 2, seed=0)
     before = state_of(module)
-    with torch.no_grad(), unchanged():
+    with torch.no_grad():
         expected = view.logits(images), view.encode(view.embed(images), keep)
-        with products_in(torch.float64):  # a copy in the same precision, q, k and v in one
-            attention = view.blocks[0].attention
-            assert attention.together is not None
-            assert attention.together.weight.shape[0] == sum(x.weight.shape[0] for x in
-                                                             (attention.q, attention.k, attention.v))  # fmt: skip
-            found = view.logits(images), view.encode(view.embed(images), keep)
-        with products_in(torch.bfloat16):
-            assert {x.weight.dtype for x in (attention.q, view.blocks[0].mlp.fc1)} == {torch.float64, torch.bfloat16}
+        copy = lowered(view.architecture(), torch.float64)  # a copy in the same precision, q, k and v in one
+        attention = copy.blocks[0].attention
+        assert attention.together is not None
+        assert attention.together.weight.shape[0] == sum(x.weight.shape[0] for x in
+                                                         (attention.q, attention.k, attention.v))  # fmt: skip
+        tokens = Walk(copy).embed(images)
+        found = Walk(copy).encode(tokens), Walk(copy, keep=keep).encode(view.present(tokens, keep))
+        assert lowered(view.architecture(), torch.bfloat16).blocks[0].mlp.fc1.weight.dtype == torch.bfloat16
         assert view.blocks[0].mlp.fc1.weight.dtype == torch.float64
     assert all(relative(ours, theirs) < 1e-12 for ours, theirs in zip(found, expected, strict=True))
     assert_same_state(before, state_of(module))

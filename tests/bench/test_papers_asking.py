@@ -22,8 +22,8 @@ from vitrail.bench.plan import ModelSpec
 from vitrail.cli.reproduce import as_text, list_targets, parse_data, run, show_result, show_targets
 from vitrail.data import open_data
 from vitrail.data.imagenet import imagenet_classes
+from vitrail.engine.maps import upsampled
 from vitrail.errors import VitrailError
-from vitrail.methods.masking import patch_features, upsampled
 from vitrail.methods.registry import build_method
 from vitrail.metrics import list_metrics, measure
 from vitrail.papers.animals import ZebraElephant
@@ -189,7 +189,7 @@ def test_redundancy_is_the_mean_over_pairs_of_masks(own_metrics: None) -> None:
     _, _, view = viewed("timm_vit")
     images = batch("timm_vit", 1)
     (found,) = measure("mask_redundancy", view, images, torch.rand(1, *view.grid))  # type: ignore[attr-defined]
-    masks = upsampled(patch_features(view, images, "norm1"), view.size).flatten(1)
+    masks = upsampled(features(view, images, "norm1"), view.size).flatten(1)
     low, high = masks.amin(1, keepdim=True), masks.amax(1, keepdim=True)
     unit = torch.nn.functional.normalize((masks - low) / (high - low), dim=1)
     pairs = (unit @ unit.T)[*torch.triu_indices(len(unit), len(unit), 1)]

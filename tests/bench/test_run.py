@@ -28,7 +28,7 @@ from vitrail.bench.store import Store
 from vitrail.cli.bench import watch_run
 from vitrail.cli.program import app
 from vitrail.data.names import data_name
-from vitrail.methods import registry
+from vitrail.methods.registry import METHODS
 from vitrail.report.rows import read_results
 
 KILLS = 20
@@ -103,7 +103,7 @@ def test_a_changed_plan_computes_the_difference(tmp_path: Path) -> None:
 
 def test_a_method_that_changed_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(plan(images=3), tmp_path)
-    monkeypatch.setattr(registry._METHODS["random"], "version", 2)
+    monkeypatch.setattr(METHODS["random"], "version", 2)
     assert run(plan(images=3), tmp_path).rows == 3 * 2
     monkeypatch.setattr("vitrail.models.view.View.fingerprint", lambda self: "other weights")
     assert run(plan(images=3), tmp_path).rows == 3 * 4

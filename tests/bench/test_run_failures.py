@@ -26,7 +26,6 @@ from vitrail.bench.store import Store
 from vitrail.cli.program import app, main
 from vitrail.data import SceneData, Scenes
 from vitrail.data.base import Example
-from vitrail.methods import registry
 from vitrail.report.rows import read_results
 
 
@@ -92,7 +91,6 @@ def method_that_raises() -> Iterator[list[BaseException]]:
         raise given[0]
 
     yield given
-    registry._METHODS.pop("tests_raising")
 
 
 @pytest.fixture

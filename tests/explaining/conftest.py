@@ -8,7 +8,6 @@ from tests import families
 from tests.explaining.given import LABELS, noise
 
 import vitrail
-from vitrail.methods import registry
 from vitrail.models.view import View
 
 
@@ -21,10 +20,3 @@ def model() -> View:
 def photo() -> Image.Image:
     """A wide picture: the crop of the preprocessing does not see its sides."""
     return noise(64, 40, 0)
-
-
-@pytest.fixture
-def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Methods registered by a test are gone after it."""
-    vitrail.list_methods()  # all built-in ones are registered by now
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))

@@ -256,7 +256,6 @@ def test_explaining_works_where_gradients_are_off(name: str, guard: Callable[[],
                 torch.testing.assert_close(found[0].map, expected[0].map)
 
 
-@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", ["timm_vit", "hf_vit", "torchvision_vit"])
 def test_the_model_stays_as_it_was_after_success_and_failure(name: str, training: bool, photo: Image.Image) -> None:

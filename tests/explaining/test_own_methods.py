@@ -19,7 +19,6 @@ from vitrail.models.view import View
 # Methods of one's own
 
 
-@pytest.mark.usefixtures("own_names")
 def test_a_function_becomes_a_method(model: View, photo: Image.Image) -> None:
     @vitrail.method("brightness")
     def brightness(model: Any, images: Tensor, target: Tensor, power: float = 1.0) -> Tensor:
@@ -38,7 +37,6 @@ def test_a_function_becomes_a_method(model: View, photo: Image.Image) -> None:
         vitrail.explain(model, photo, "brightness", target=0, against=1)
 
 
-@pytest.mark.usefixtures("own_names")
 def test_a_gradient_of_ones_own_works(model: View, photo: Image.Image) -> None:
     @vitrail.method("saliency", level="pixel")
     def saliency(model: Any, images: Tensor, target: Tensor) -> Tensor:
@@ -52,7 +50,6 @@ def test_a_gradient_of_ones_own_works(model: View, photo: Image.Image) -> None:
     assert found.heatmap().shape == (40, 64)
 
 
-@pytest.mark.usefixtures("own_names")
 def test_a_class_becomes_a_method(model: View, photo: Image.Image) -> None:
     from vitrail.methods.base import Attribution
 
@@ -73,7 +70,6 @@ def test_a_class_becomes_a_method(model: View, photo: Image.Image) -> None:
     assert Corner(model).attribute(torch.zeros(2, 3, 32, 32)).shape == (2, 2, 2)
 
 
-@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize("shape", [(16,), (2, 4, 4), (1, 4), (1, 1, 4, 4)])
 def test_maps_of_the_wrong_shape_are_told(shape: tuple[int, ...], model: View, photo: Image.Image) -> None:
     vitrail.method("wrong_shape")(lambda model, images, target: torch.zeros(shape))
@@ -81,7 +77,6 @@ def test_maps_of_the_wrong_shape_are_told(shape: tuple[int, ...], model: View, p
         vitrail.explain(model, photo, "wrong_shape")
 
 
-@pytest.mark.usefixtures("own_names")
 def test_token_maps_are_on_the_grid(model: View, photo: Image.Image) -> None:
     vitrail.method("off_grid")(lambda model, images, target: torch.zeros(len(images), 3, 5))
     with pytest.raises(
@@ -92,7 +87,6 @@ def test_token_maps_are_on_the_grid(model: View, photo: Image.Image) -> None:
         vitrail.evaluate(model, [photo], "off_grid", "sparseness")
 
 
-@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (np.zeros((1, 4, 4)), "ndarray"), ([[1.0]], "list")])
 def test_what_is_no_tensor_is_no_map(given: Any, kind: str, model: View, photo: Image.Image) -> None:
     vitrail.method("no_tensor")(lambda model, images, target: given)
@@ -116,7 +110,6 @@ def test_a_method_without_a_name_is_told_at_once() -> None:
             return images
 
 
-@pytest.mark.usefixtures("own_names")
 @pytest.mark.parametrize("name", ["decompx", "Mine", "a.b", "a b", ""])
 def test_names_that_a_method_cannot_have(name: str) -> None:
     with pytest.raises(VitrailError):

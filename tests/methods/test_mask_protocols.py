@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
+from tests import helpers
 from tests.families import FAMILIES, images
 from tests.helpers import DOUBLE, batch, refusals, relative, viewed
 from tests.oracles import pami, rise, tis, vit_cx
@@ -18,8 +19,8 @@ from torch import Tensor
 
 import vitrail
 from vitrail import VitrailError
-from vitrail.engine.scheduler import Pictures
-from vitrail.methods.masking import drawn, patch_features
+from vitrail.engine.requests import Pictures
+from vitrail.methods.masking import drawn
 from vitrail.methods.occlusion import SmoothMasks
 from vitrail.methods.pami import segmentations
 from vitrail.methods.registry import build_method
@@ -50,7 +51,7 @@ def literal_map(view: View, image: Tensor, masks: Tensor, sigma: float = 0.0, **
 def test_a_pixel_that_no_mask_covers_is_zero(name: str, dtype: torch.dtype) -> None:
     """One mask that reaches 0 somewhere: there is a hole."""
     view, image = viewed(name)[2], batch(name, 1)
-    masks = vit_cx.masks_of(patch_features(view, image, "norm1"), view.size, 2.0, "authors")
+    masks = vit_cx.masks_of(helpers.features(view, image, "norm1"), view.size, 2.0, "authors")
     expected = literal_map(view, image, masks, authors=True)
     method = build_method("vit_cx", viewed(name, dtype)[2], delta=2.0, sigma=0.0, protocol="authors")
     found = method.attribute(batch(name, 1, dtype), TARGET)[0]
@@ -92,7 +93,7 @@ def test_masks_of_ones_give_the_probability_whatever_the_noise(monkeypatch: pyte
 @pytest.mark.parametrize("how", ["average", "single"])
 def test_other_linkages_are_those_of_scipy(how: str) -> None:
     view, image, delta = viewed("timm_vit")[2], batch("timm_vit", 1), 0.1
-    masks = vit_cx.feature_masks(patch_features(view, image, "norm1"), view.size)
+    masks = vit_cx.feature_masks(helpers.features(view, image, "norm1"), view.size)
     distances = vit_cx.cosine_distances(masks)
     distances = ((distances + distances.T) / 2).fill_diagonal_(0)
     labels = fcluster(linkage(squareform(distances.numpy(), checks=False), how), delta, "distance")
@@ -104,7 +105,7 @@ def test_other_linkages_are_those_of_scipy(how: str) -> None:
 
 def test_without_coverage_correction_the_map_is_a_sum_which_the_authors_divide() -> None:
     view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
-    features = patch_features(view, image, "norm1")
+    features = helpers.features(view, image, "norm1")
     for protocol, how in (("default", "mean"), ("vit_cx", "mean"), ("authors", "authors")):
         masks = vit_cx.masks_of(features, view.size, 0.1, how)
         found = build_method("vit_cx", view, sigma=0.0, pcb=False, protocol=protocol).attribute(image, TARGET)[0]

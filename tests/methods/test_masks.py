@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests import helpers
 from tests.families import FAMILIES, HIERARCHICAL
 from tests.helpers import DOUBLE, batch, relative, viewed
 from tests.oracles import atman, hsic, occlusion, pami, rise, score_cam, shapley, tis, vit_cx
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from vitrail import VitrailError
 from vitrail.engine.kmeans import assign, kmeans, lloyd
-from vitrail.engine.scheduler import Subsets
-from vitrail.methods.masking import drawn, patch_features
+from vitrail.engine.requests import Subsets
+from vitrail.methods.masking import drawn
 from vitrail.methods.occlusion import SmoothMasks
 from vitrail.methods.pami import segmentations, shifted
 from vitrail.methods.registry import build_method
@@ -138,7 +139,7 @@ def test_vit_cx_on_hierarchical_features(name: str) -> None:
 @pytest.mark.parametrize("name", SOME)
 def test_vit_cx_without_noise_is_exact(name: str, layer: str) -> None:
     view, image = viewed(name)[2], batch(name, 1)
-    features = patch_features(view, image, layer)
+    features = helpers.features(view, image, layer)
     for delta in (0.02, 0.1):
         masks = vit_cx.masks_of(features, view.size, delta)
         found = build_method("vit_cx", view, delta=delta, sigma=0.0, layer=layer).attribute(image, TARGET)[0]
@@ -174,7 +175,7 @@ def test_fewer_masks_for_a_larger_delta() -> None:
 
 def test_mask_similarities_on_the_grid_are_those_at_image_size() -> None:
     view = viewed("timm_vit_not_square")[2]
-    features = patch_features(view, batch("timm_vit_not_square", 1), "norm1")
+    features = helpers.features(view, batch("timm_vit_not_square", 1), "norm1")
     found = similarities(scaled(features, view.size), view.size)
     expected = 1 - vit_cx.cosine_distances(vit_cx.feature_masks(features, view.size))
     assert (found - expected).abs().max() < 1e-9
@@ -243,7 +244,7 @@ def test_occlusion_by_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", [*SOME, "timm_swin", "torchvision_swinv2", "hf_swin"])
 def test_score_cam_is_its_literal_definition(name: str) -> None:
     view, image = viewed(name)[2], batch(name, 1)
-    features = patch_features(view, image, "norm1")
+    features = helpers.features(view, image, "norm1")
     expected = score_cam.eq1(scorer(view), image, features)
     assert relative(build_method("score_cam", view).attribute(image, TARGET)[0], expected) < 1e-5
     expected = score_cam.library(scorer(view, "logit"), image, features)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from vitrail.models.view import View
 
 
 @pytest.fixture
-def constant_method() -> Iterator[str]:
+def constant_method() -> str:
     """The name of a method that gives ``level`` everywhere and looks at nothing."""
     name = "tests_constant"
 
@@ -21,12 +19,11 @@ def constant_method() -> Iterator[str]:
     def constant(model: View, images: Tensor, target: Tensor, level: float = 1.0) -> Tensor:
         return torch.full((len(images), 4, 4), level, dtype=images.dtype)
 
-    yield name
-    del registry._METHODS[name]
+    return name
 
 
 @pytest.fixture
-def picture_method() -> Iterator[str]:
+def picture_method() -> str:
     """The name of a method that shows the picture itself, whatever the model is."""
     name = "tests_picture"
 
@@ -34,5 +31,4 @@ def picture_method() -> Iterator[str]:
     def picture(model: View, images: Tensor, target: Tensor) -> Tensor:
         return images.mean(1)
 
-    yield name
-    del registry._METHODS[name]
+    return name

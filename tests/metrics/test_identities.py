@@ -14,12 +14,13 @@ from tests.helpers import DOUBLE
 from tests.metrics.common import CLOSE, PIXEL_KINDS, TOKEN_KINDS, Bench, a_map, background, bench, on_input, tied
 from torch import Tensor
 
-import vitrail.engine.scheduler
+from vitrail.engine import scheduler as scheduling
 from vitrail.engine.maps import enlarged
-from vitrail.engine.scheduler import together
+from vitrail.engine.requests import Pictures, Subsets
+from vitrail.engine.scheduler import Scheduler
 from vitrail.methods.registry import build_method, list_methods
 from vitrail.metrics import Scored, build_metric, list_metrics, measure
-from vitrail.metrics.base import asked_all
+from vitrail.metrics.base import Case, Scored, ask_if_applicable
 from vitrail.metrics.curves import _drawn, ranks
 
 SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "one_output", "timm_swin"]
@@ -133,7 +134,7 @@ def test_batched_is_one_by_one_whatever_the_chunk(metric: str, name: str, monkey
     maps, targets = of.maps(TOKEN_KINDS), [0, 3]
     whole = measure(metric, of.view, of.images, maps, targets, **steps)
     for chunk in (1, 3):
-        monkeypatch.setattr(vitrail.engine.scheduler, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(scheduling, "CPU_CHUNK", chunk)
         parts = measure(metric, of.view, of.images, maps, targets, **steps)
         assert np.allclose(values(parts), values(whole), rtol=0, atol=CLOSE)
     for i in range(2):
@@ -167,20 +168,26 @@ def test_a_target_is_the_predicted_class_where_none_is_given() -> None:
 @contextmanager
 def counted(of: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many images, and how many sets of patches, went through the model."""
-    seen, whole, subsets = [], of.view.logits, vitrail.engine.scheduler.Subsets.logits
+    seen: list[int] = []
 
-    def logits(images: Tensor) -> Tensor:
-        seen.append(len(images))
-        return whole(images)
+    def spied(logits: Any) -> Any:
+        def spy(self: Any, parts: Any, *inputs: Tensor) -> Tensor:
+            seen.append(len(inputs[0]))
+            return logits(self, parts, *inputs)
 
-    def masked(self: Any, *inputs: Tensor) -> Tensor:
-        seen.append(len(inputs[0]))
-        return subsets(self, *inputs)
+        return spy
 
     with monkeypatch.context() as patch:
-        patch.setattr(of.view, "logits", logits)
-        patch.setattr(vitrail.engine.scheduler.Subsets, "logits", masked)
+        for kind in (Pictures, Subsets):
+            patch.setattr(kind, "logits", spied(kind.logits))
         yield seen
+
+
+def asked_all(metrics: list[Any], *cases: Case) -> list[list[Scored]]:
+    """All metrics of all cases in one go."""
+    asked = [(metric, case) for case in cases for metric in metrics]
+    scored = Scheduler().run([ask_if_applicable(metric, case) for metric, case in asked])
+    return [scored[i : i + len(metrics)] for i in range(0, len(scored), len(metrics))]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +213,8 @@ def test_metrics_of_one_case_share_their_curves(
     built = [build_metric(name, **params) for name, params in metrics]
     case = of.case(of.maps(["tied tokens"])[0], TARGET)
     with counted(of, monkeypatch) as seen:
-        (found,) = together([asked_all(built, case)])  # type: ignore[arg-type]
+        (found,) = asked_all(built, case)
     assert sum(seen) == expected
-    assert not case.known, "what was shared is let go"
     alone = [measure(one, of.view, of.images[:1], case.map[None], TARGET)[0] for one in built]
     assert [one.value for one in found] == pytest.approx([one.value for one in alone], abs=CLOSE)
 
@@ -218,7 +224,7 @@ def test_several_cases_do_not_share_what_they_know() -> None:
     maps = of.maps(["tokens", "tokens"])
     cases = [of.case(maps[i], target, i) for i in range(2) for target in (0, 1)]
     metrics = [build_metric("aopc", steps=4), build_metric("log_odds", steps=4)]
-    found = together([asked_all(metrics, case) for case in cases])  # type: ignore[arg-type]
+    found = asked_all(metrics, *cases)
     for case, (aopc, log_odds) in zip(cases, found, strict=True):
         for metric, one in zip(metrics, (aopc, log_odds), strict=True):
             (alone,) = measure(metric, of.view, case.pixels, case.map, case.target)
@@ -239,15 +245,15 @@ def test_a_map_measured_twice_is_not_changed() -> None:
 def test_all_curves_of_an_image_are_asked_for_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     of = bench("timm_vit_gap")
     rounds: list[list[int]] = []
-    score = vitrail.engine.scheduler.score
+    answer = Scheduler._variants
 
-    def spy(requests: list[Any], chunks: Any = None) -> list[Tensor]:
-        rounds.append([request.count for request in requests])
-        return score(requests, chunks)
+    def spy(self: Scheduler, items: list[Any]) -> None:
+        rounds.append(list({request.same: request.count for _, _, request in items}.values()))
+        answer(self, items)
 
-    monkeypatch.setattr(vitrail.engine.scheduler, "score", spy)
+    monkeypatch.setattr(Scheduler, "_variants", spy)
     names = ("insertion", "deletion", "insertion_minus_deletion", "aopc", "log_odds", "positive_auc", "negative_auc")
     metrics = [build_metric(name, steps=4) for name in names] + [build_metric("token_deletion_aopc")]
-    (found,) = together([asked_all(metrics, of.case(of.maps(["tokens"])[0]))])  # type: ignore[list-item]
+    (found,) = asked_all(metrics, of.case(of.maps(["tokens"])[0]))
     assert [sorted(one) for one in rounds if one] == [[1] * 10 + [5] * 4], "insertion, deletion, two ways of removal"
     assert len(found) == len(metrics)

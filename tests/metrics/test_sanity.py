@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import vitrail
-from vitrail.engine.scheduler import together
+from vitrail.engine.scheduler import Scheduler
 from vitrail.methods.registry import build_method
 from vitrail.metrics import build_metric, list_metrics, measure
-from vitrail.metrics.base import asked_all
+from vitrail.metrics.base import ask_if_applicable
 from vitrail.metrics.sanity import randomised, rank_correlation, similarity
 from vitrail.models.view import View
-from vitrail.models.vit import unchanged
 
 # The layers from the head down, each by how its parameters' names begin or what they contain.
 LAYERS: dict[str, list[tuple[str, ...]]] = {
@@ -257,7 +256,7 @@ def test_completeness_is_what_the_method_measured() -> None:
     found = build_method("integrated_gradients", of.view, steps=4).explain(of.images, TARGETS)
     gaps = found.extras["completeness_gap"]
     cases = [of.case(found.map[i], TARGETS[i], i, extras={"completeness_gap": float(gaps[i])}) for i in range(2)]
-    scored = together([asked_all([build_metric("completeness")], case) for case in cases])  # type: ignore[list-item]
+    scored = Scheduler().run([ask_if_applicable(build_metric("completeness"), case) for case in cases])  # type: ignore[arg-type]
     with torch.no_grad():
         zero = torch.zeros_like(of.images[:1])
         for i, ((one,), target) in enumerate(zip(scored, TARGETS, strict=True)):
@@ -265,7 +264,7 @@ def test_completeness_is_what_the_method_measured() -> None:
             gained = of.logits(of.images[i : i + 1])[0, target] - of.logits(zero)[0, target]
             whole = max(1.0, abs(float(of.logits(of.images[i : i + 1])[0, target])))  # the gap is relative to the score
             same(one.value, quality.completeness_gap(found.map[i], float(gained)) / whole)
-    (nothing,) = together([asked_all([build_metric("completeness")], of.case(found.map[0]))])  # type: ignore[list-item]
+    (nothing,) = Scheduler().run([ask_if_applicable(build_metric("completeness"), of.case(found.map[0]))])  # type: ignore[arg-type]
     assert np.isnan(nothing[0].value), "a method that promises nothing is not measured"
 
 
@@ -334,14 +333,3 @@ def test_in_the_end_every_weight_was_drawn_anew(name: str) -> None:
     *_, last = randomised(of.view, "cascading", 0)
     left = {key for key, _ in of.module.named_parameters()} - changed(of.view, last) - unused_or_embedding(of)
     assert left == set()
-
-
-@pytest.mark.parametrize("name", ["timm_vit", "hf_vit", "timm_beit"])
-def test_the_value_is_the_same_where_models_are_read_once(name: str) -> None:
-    """``evaluate`` measures inside ``unchanged``, though here weights do change."""
-    of = bench(name)
-    built = build_method("gen_att", of.view)
-    maps = built.attribute(of.images, TARGETS)
-    usual = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built)
-    with unchanged():
-        assert measure("model_randomization", of.view, of.images, maps, TARGETS, method=built) == usual

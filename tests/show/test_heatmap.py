@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from vitrail.engine.maps import min_max
 from vitrail.errors import VitrailError
 from vitrail.models.preprocessing import Preprocess
-from vitrail.show.heatmap import fit_to_image, min_max
+from vitrail.show.heatmap import fit_to_image
 
 MAP = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
 
