@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 from tests.bench.miniatures import make_data, stand_in
-from tests.helpers import batch, viewed
+from tests.helpers import batch, features, viewed
 
 import vitrail
 from vitrail.bench.plan import ModelSpec
