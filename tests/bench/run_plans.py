@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ COLUMNS = ["image", "method", "params", "metric", "target", "explained"]
 
 
 @pytest.fixture(autouse=True)
-def own_methods(tmp_path: Path) -> Iterator[None]:
+def own_methods(tmp_path: Path) -> None:
     """A method that notes each image it explains and takes its time, and one that fails on some images."""
     log = tmp_path / "explained.log"
 
@@ -35,8 +34,6 @@ def own_methods(tmp_path: Path) -> Iterator[None]:
         if float(images[0].mean()) > 0.05:
             raise VitrailError("this image is too bright for me")
         return images.mean(1)[:, ::8, ::8] * (np.nan if float(images[0].mean()) > -0.3 else 1.0)
-
-    yield
 
 
 def plan(**changes: object) -> Plan:

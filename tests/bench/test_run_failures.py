@@ -82,7 +82,7 @@ def test_who_stops_a_run_is_heard(tmp_path: Path, stop: BaseException, method_th
 
 
 @pytest.fixture
-def method_that_raises() -> Iterator[list[BaseException]]:
+def method_that_raises() -> list[BaseException]:
     """The method tests_raising, which raises what is put into the list."""
     given: list[BaseException] = []
 
@@ -90,7 +90,7 @@ def method_that_raises() -> Iterator[list[BaseException]]:
     def raising(model, images, target):  # type: ignore[no-untyped-def]
         raise given[0]
 
-    yield given
+    return given
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from vitrail.engine.requests import Pictures, Subsets
 from vitrail.engine.scheduler import Scheduler
 from vitrail.methods.registry import build_method, list_methods
 from vitrail.metrics import Scored, build_metric, list_metrics, measure
-from vitrail.metrics.base import Case, Scored, ask_if_applicable
+from vitrail.metrics.base import Case, ask_if_applicable
 from vitrail.metrics.curves import _drawn, ranks
 
 SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "one_output", "timm_swin"]
