@@ -20,8 +20,7 @@ from vitrail.app.server import tasks as work
 from vitrail.app.server.catalogue import describe_model, form, methods_of
 from vitrail.app.server.encoding import as_json
 from vitrail.app.server.jobs import Cancelled
-from vitrail.cli.listing import describe_methods
-from vitrail.methods.registry import get_method, list_methods, supported_methods
+from vitrail.methods.registry import describe_methods, get_method, list_methods, supported_methods
 from vitrail.metrics import measure
 from vitrail.models.view import View
 from vitrail.progress import counted, shown, watched
@@ -290,7 +289,7 @@ def test_hierarchical_models_are_masked_with_their_mean_colour(swin: View) -> No
 
 def test_rows_of_methods_are_those_of_the_command_line(view: View) -> None:
     rows = methods_of(view)
-    wanted = describe_methods("*", "scenes")
+    wanted = describe_methods("*", vitrail.load("scenes"))
     assert [{k: v for k, v in row.items() if k != "form"} for row in rows] == wanted
 
 

@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from vitrail.errors import VitrailError
-from vitrail.methods.registry import ALIASES, get_method, list_methods
 from vitrail.models import embedded
 from vitrail.models.names import kind_of_view
 from vitrail.models.view import View
@@ -62,31 +61,6 @@ def _embedded_row(name: str) -> dict[str, Any]:
     }
 
 
-def describe_methods(pattern: str, model: str | None) -> list[dict[str, Any]]:
-    """Every method with what it is; with a model, whether it can explain it and why not."""
-    found = list_methods(ALIASES.get(pattern, pattern))
-    if not found:
-        raise VitrailError(f"no method fits {pattern!r}; `vitrail methods` lists all.")
-    view = None if model is None else _without_weights(model)
-    rows = []
-    for name, info in found.items():
-        row: dict[str, Any] = {
-            "name": name,
-            "family": info.family,
-            "class-specific": info.class_specific,
-            "level": info.level,
-            "cost": f"{info.cost[0]:g} F + {info.cost[1]:g} B",
-            "aliases": [alias for alias, own in ALIASES.items() if own == name],
-            "parameters": info.params,
-            "paper": info.paper,
-            "summary": info.summary,
-        }
-        if view is not None:
-            row["supported"] = get_method(name).unsupported(view) or "yes"
-        rows.append(row)
-    return rows
-
-
 def describe_metrics(pattern: str) -> list[dict[str, Any]]:
     """Every metric with what it is."""
     from vitrail.metrics.base import list_metrics
@@ -109,7 +83,7 @@ def describe_metrics(pattern: str) -> list[dict[str, Any]]:
     ]
 
 
-def _without_weights(name: str) -> View:
+def without_weights(name: str) -> View:
     """A view that can only be asked what it is: weights are neither fetched nor allocated where that can be helped."""
     import torch
 

@@ -183,9 +183,10 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods; with --model, which of them it supports and why not the others."""
-    from vitrail.cli.listing import describe_methods, show
+    from vitrail.cli.listing import show, without_weights
+    from vitrail.methods.registry import describe_methods
 
-    rows = describe_methods(pattern, model)
+    rows = describe_methods(pattern, None if model is None else without_weights(model))
     bare = [row for row in rows if "." not in row["name"]]
     if as_json or pattern != "*":
         show(rows, as_json, f"fit {pattern!r}")

@@ -147,6 +147,30 @@ def supported_methods(model: View) -> list[str]:
     return [name for name in list_methods() if not get_method(name).unsupported(model)]
 
 
+def describe_methods(pattern: str = "*", model: View | None = None) -> list[dict[str, Any]]:
+    """Every method as a row of a listing; with a model, whether it can be explained and why not."""
+    infos = list_methods(ALIASES.get(pattern, pattern))
+    if not infos:
+        raise VitrailError(f"no method matches {pattern!r}; `vitrail methods` lists all.")
+    rows = []
+    for name, info in infos.items():
+        row: dict[str, Any] = {
+            "name": name,
+            "family": info.family,
+            "class-specific": info.class_specific,
+            "level": info.level,
+            "cost": f"{info.cost[0]:g} F + {info.cost[1]:g} B",
+            "aliases": [alias for alias, target in ALIASES.items() if target == name],
+            "parameters": info.params,
+            "paper": info.paper,
+            "summary": info.summary,
+        }
+        if model is not None:
+            row["supported"] = get_method(name).unsupported(model) or "yes"
+        rows.append(row)
+    return rows
+
+
 def _aggregations(factory: MethodFactory) -> tuple[str, ...]:
     return getattr(factory, "aggregations", ())
 

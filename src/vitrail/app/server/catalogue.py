@@ -6,10 +6,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from vitrail.app.server.tasks import grid_of
-from vitrail.cli.listing import describe_methods
 from vitrail.evaluation import default_method
 from vitrail.methods.base import MethodFactory
-from vitrail.methods.registry import get_method
+from vitrail.methods.registry import describe_methods, get_method
 from vitrail.models.view import View
 
 Row = dict[str, Any]
@@ -31,11 +30,9 @@ def describe_model(name: str, view: View) -> Row:
 
 def methods_of(view: View) -> list[Row]:
     """The rows of ``vitrail methods --json --model``, and a form for each."""
-    rows = describe_methods("*", None)
+    rows = describe_methods("*", view)
     for row in rows:
-        method = get_method(row["name"])
-        row["supported"] = method.unsupported(view) or "yes"
-        row["form"] = form(method)
+        row["form"] = form(get_method(row["name"]))
     return rows
 
 
