@@ -24,10 +24,16 @@ def viewed(name: str, dtype: torch.dtype = DOUBLE) -> tuple[Family, nn.Module, V
     """A family, its tiny module and the view of it; shared between tests, which must leave it as it was."""
     family = {**FAMILIES, **HIERARCHICAL}[name]
     module = family.build(dtype)
+    return family, module, wrapped(name, module)
+
+
+def wrapped(name: str, module: nn.Module) -> View:
+    """The view of a module of a family."""
+    family = families.find(name)
     options: dict[str, Any] = family.wrap(module)
     if name.startswith("torchvision_swin"):  # torchvision's Swin takes any size and does not know its own
         options["img_size"] = family.image_size
-    return family, module, vitrail.wrap(module, **options)
+    return vitrail.wrap(module, **options)
 
 
 @functools.lru_cache(maxsize=1)

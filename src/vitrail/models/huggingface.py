@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import parts
+from vitrail.models.evaluation import evaluation_copy
 from vitrail.models.translate import (
     activation,
     gamma,
@@ -149,13 +150,8 @@ def _rope(backbone: Any, size: tuple[int, int], like: Tensor) -> parts.Rope | No
     source = getattr(backbone, "rope_embeddings", None)
     if source is None:
         return None
-    # in training mode the coordinates are augmented at random: read them as in evaluation
-    training, source.training = source.training, False
-    try:
-        with torch.no_grad():
-            cos, sin = source(like.new_zeros(1, 3, *size))
-    finally:
-        source.training = training
+    with torch.no_grad():  # in training mode the coordinates are augmented at random
+        cos, sin = evaluation_copy(source)(like.new_zeros(1, 3, *size))
     return parts.Rope(sin, cos, half=True)
 
 

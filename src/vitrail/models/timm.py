@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import parts
+from vitrail.models.evaluation import evaluation_copy
 from vitrail.models.translate import (
     activation,
     fused_qkv,
@@ -88,12 +89,8 @@ def _ropes(module: Any, grid: tuple[int, int]) -> list[parts.Rope | None]:
     source = getattr(module, "rope", None)
     if source is None:
         return [None] * len(module.blocks)
-    # the tables of a model in training mode may be augmented at random: read them as in evaluation
-    training, source.training = source.training, False
-    try:
-        table = (source.get_embed(shape=grid) if takes_other_sizes(module) else source.get_embed()).detach()
-    finally:
-        source.training = training
+    source = evaluation_copy(source)  # in training mode the tables may be augmented at random
+    table = (source.get_embed(shape=grid) if takes_other_sizes(module) else source.get_embed()).detach()
     tables = list(table) if getattr(module, "rope_mixed", False) else [table] * len(module.blocks)
     return [_rope(t, block.attn) for t, block in zip(tables, module.blocks, strict=True)]
 
