@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
@@ -70,13 +71,22 @@ class Hierarchical(View):
         hook = self._head.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
         try:
             with evaluating(self.module):
-                out = self.module(self.check_images(images))
+                out = self._forward(self.check_images(images))
         finally:
             hook.remove()
         if torch.is_autocast_enabled(images.device.type):  # bf16 logits are too coarse for differences of scores
             with torch.autocast(images.device.type, enabled=False):
-                return self._head(pooled[0].to(self.dtype))
+                weight, bias = (t if t is None else t.to(self.dtype) for t in (self._head.weight, self._head.bias))
+                return F.linear(pooled[0].to(self.dtype), weight, bias)
         return out.logits if hasattr(out, "logits") else out
+
+    def _forward(self, images: Tensor) -> Any:
+        """What the module gives for images in the precision that the view computes in."""
+        if self.dtype == self.weight_dtype:
+            return self.module(images)
+        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+        wider = {name: t.detach().to(self.dtype) for name, t in tensors if t.is_floating_point()}
+        return torch.func.functional_call(self.module, wider, (images,))
 
     def features(self, images: Tensor, stage: int = -2) -> Tensor:
         """Output of the last block of a stage, (B, C, h, w); the default is the second-to-last stage."""
