@@ -1,8 +1,10 @@
-"""How much half-precision weights change an explanation: rank correlation with the maps of the float32 model.
+"""How half-precision weights change an explanation, as rank correlations of maps.
 
 Run: python benchmarks/precision.py [--model photo] [--data scenes:3] [--methods "lrp, rise(masks=256)"] [--device cpu]
-Every method explains the float32 model's prediction for each image, once with float32 weights and once with the same
-weights in bfloat16 and in float16; printed are the mean over the images, the lowest of them, and the seconds per image.
+Every method explains the float32 model's prediction for each image: with float32 weights, with bfloat16 or float16
+weights, and with the same rounded weights held in float32. "arithmetic" compares the last two, so it tells what computing
+in half precision would cost; "weights" compares with the float32 model, so it tells what rounding the weights costs.
+Printed are the mean over the images and the lowest of them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+
+import torch
+from torch import Tensor
 
 import vitrail
 from vitrail.data import open_data
@@ -28,6 +33,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     views = {name: vitrail.load(options.model, device=options.device, dtype=name) for name in ("float32", *DTYPES)}
+    for name in DTYPES:
+        rounded = vitrail.load(options.model, device=options.device, dtype=name)
+        views[f"{name} in float32"] = rounded.to(dtype=torch.float32)
     data = open_data(options.data)
     images = [data[i].image for i in range(len(data))]
     targets = [one.target for one in vitrail.explain(views["float32"], images, "random")]
@@ -41,9 +49,16 @@ def main() -> None:
             seconds[name] = (time.perf_counter() - begin) / len(images)
         told = [f"float32 {seconds['float32']:.2f} s"]
         for name in DTYPES:
-            alike = [rank_correlation(*pair) for pair in zip(maps[name], maps["float32"], strict=True)]
-            told.append(f"{name} {statistics.mean(alike):.4f} ({min(alike):.4f}) {seconds[name]:.2f} s")
+            arithmetic = alike(maps[name], maps[f"{name} in float32"])
+            told.append(
+                f"{name} {seconds[name]:.2f} s, arithmetic {arithmetic}, weights {alike(maps[name], maps['float32'])}"
+            )
         print(f"{call:28}  {'   '.join(told)}", flush=True)
+
+
+def alike(found: list[Tensor], expected: list[Tensor]) -> str:
+    values = [rank_correlation(*pair) for pair in zip(found, expected, strict=True)]
+    return f"{statistics.mean(values):.4f} ({min(values):.4f})"
 
 
 if __name__ == "__main__":

@@ -78,6 +78,14 @@ def test_half_precision_features_are_explained_in_single_precision(family: str, 
     assert_same_state(before, state_of(narrow.module))
 
 
+def test_relevance_of_pixels_is_that_of_double_precision() -> None:
+    """Its denominators all but cancel: in single precision rounding would be a part of the map."""
+    module = FAMILIES["timm_vit"].build(SINGLE)
+    single, double = (vitrail.wrap(one) for one in (module, copy.deepcopy(module).double()))
+    found, expected = (build_method("lrp", view).attribute(image("timm_vit"), 0) for view in (single, double))
+    assert relative(found, expected) < 1e-6
+
+
 def test_half_precision_maps_are_ranked_as_those_of_the_model() -> None:
     """The weights are rounded, but nothing else."""
     views = [vitrail.load("scenes", dtype=dtype) for dtype in ("float32", "bfloat16")]
@@ -148,7 +156,7 @@ UNFIT: dict[str, tuple[Any, str]] = {
     "complex": (IMAGE.to(torch.complex64), "torch.complex64"),
     "meta": (IMAGE.to("meta"), "meta device, which holds no values"),
     "sparse": (IMAGE.to_sparse(), "layout torch.sparse_coo"),
-    "nested": (torch.nested.nested_tensor(list(IMAGE)), "nested tensor"),
+    "nested": (torch.nested.nested_tensor(list(IMAGE), layout=torch.jagged), "nested tensor"),
     "array": (IMAGE.numpy(), "ndarray"),
 }
 
@@ -167,6 +175,13 @@ def test_what_no_normalised_image_can_be(kind: str) -> None:
     for call in calls:
         with pytest.raises(VitrailError, match=f"finite floats.*{told}|must be a tensor, but got {told}"):
             call()
+
+
+def test_a_model_without_weights_says_so() -> None:
+    view = vitrail.wrap(FAMILIES["timm_vit"].build().to("meta"))
+    for call in (view.logits, build_method("gen_att", view).attribute, lambda images: vitrail.explain(view, images)):
+        with pytest.raises(VitrailError, match="on the meta device, which holds no weights"):
+            call(IMAGE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])

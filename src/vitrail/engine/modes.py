@@ -15,7 +15,7 @@ def own_modes(device: torch.device) -> Iterator[None]:
     """Inside, the caller's inference mode, autocast and default device have no effect; gradients are possible."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
-        for kind in {"cpu", device.type}:
+        for kind in filter(torch.amp.is_autocast_available, {"cpu", device.type}):
             stack.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))

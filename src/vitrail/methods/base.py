@@ -140,7 +140,7 @@ class Method:
                 found = self.run(images, classes.to(images.device), rival)
         self._check_found(found, count)
         if not found.map.isfinite().all():
-            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
+            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float64.")
         maps = found.map.detach().to(torch.promote_types(images.dtype, torch.float32))
         return Attribution(maps, {k: _at_least_single(v) for k, v in found.extras.items()})
 
