@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,24 @@ def relative(found: Tensor, expected: Tensor) -> float:
 def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether no difference is above ``tolerance``, relative to the largest expected value, or above rounding."""
     return float((found - expected).abs().max()) < max(tolerance * float(expected.abs().max()), ROUNDING)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# What a caller may have set; none of it may change a result.
+MODES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default dtype": lambda: default_dtype(torch.float64),
+    "default device": lambda: torch.device("meta"),
+}
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:

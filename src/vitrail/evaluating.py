@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.base import DataSet, Example
+from vitrail.engine.modes import memory_for, own_modes
 from vitrail.engine.scoring import together
 from vitrail.engine.sharing import Kind, Wish, shared, united
 from vitrail.engine.trace import fits
@@ -23,7 +24,7 @@ from vitrail.methods.registry import build_method
 from vitrail.metrics.annotations import annotated, class_map, own_class
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, asked_all, build_metric
 from vitrail.metrics.calls import split_call, split_list
-from vitrail.models.view import View
+from vitrail.models.view import View, at_least
 from vitrail.models.vit import ViT, unchanged
 from vitrail.progress import counted
 
@@ -155,29 +156,31 @@ class Work:
     def measure(self, examples: Sequence[Example], check: bool = False) -> Iterator[Finding]:
         """The findings of a batch; ``check`` refuses a metric that none of these images can be measured by."""
         view = self.view
-        pixels = view.check_images(torch.stack([view.preprocess(one.image) for one in examples]))
-        with torch.no_grad():
-            logits = view.logits(pixels)
-        check_finite(view, logits)
-        probabilities = view.probabilities(logits)
-        predicted = view.class_scores(logits).argmax(1).tolist()
+        with own_modes(view.device), memory_for(len(examples)):
+            with at_least(torch.float32):  # as methods see them
+                pixels = view.check_images(torch.stack([view.preprocess(one.image) for one in examples]))
+            with torch.no_grad():
+                logits = view.logits(pixels)
+            check_finite(view, logits)
+            probabilities = view.probabilities(logits)
+            predicted = view.class_scores(logits).argmax(1).tolist()
         labels = [own_class(view, one, self.remap) for one in examples]
         for kind in self.explained:
             if kind == "label" and None in labels:
                 raise VitrailError('target="label" explains the true class, which not every image has.')
             targets = predicted if kind == "predicted" else [int(label or 0) for label in labels]
-            known = [
-                {
-                    "view": view,
-                    "pixels": pixels[i : i + 1],
-                    "target": targets[i],
-                    "predicted": predicted[i],
-                    "label": labels[i],
-                    **annotated(view, one, targets[i], labels[i], self.remap),
-                }
-                for i, one in enumerate(examples)
-            ]
-            with unchanged():
+            with own_modes(view.device), memory_for(len(examples)), unchanged():
+                known = [
+                    {
+                        "view": view,
+                        "pixels": pixels[i : i + 1],
+                        "target": targets[i],
+                        "predicted": predicted[i],
+                        "label": labels[i],
+                        **annotated(view, one, targets[i], labels[i], self.remap),
+                    }
+                    for i, one in enumerate(examples)
+                ]
                 found = self._measure(examples, pixels, known, check)
             for example, about, method, case, seconds, scores in found:
                 probability = float(probabilities[about, case.target])

@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitrail.engine.modes import memory_for, own_modes
 from vitrail.errors import VitrailError
 from vitrail.explanation import Explanation, tensor_hash
 from vitrail.images import ImageSource, read_image
 from vitrail.methods.base import Method, Targets, pick
 from vitrail.methods.registry import build_method
-from vitrail.models.view import View
+from vitrail.models.view import View, check_floats
 from vitrail.models.vit import ViT
 from vitrail.progress import counted
 
@@ -80,7 +81,7 @@ def explain(
     sources = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
-    with torch.inference_mode(False):  # gradients are needed, also where the caller has switched them off for good
+    with own_modes(view.device):
         found = list(explain_each(chosen, sources, target, against, batch_size))
     return found if several else found[0]
 
@@ -127,14 +128,15 @@ class Seen:
 def see(view: View, source: ImageSource | Tensor) -> Seen:
     """Any form of image, read and preprocessed; a tensor is taken as it is."""
     if isinstance(source, Tensor):
+        check_floats(source)
         source = view.preprocessing.seen(source)
         if tuple(source.shape) != (3, *view.size):
             raise VitrailError(
                 f"a tensor must be a normalised image of shape (3, {view.size[0]}, {view.size[1]}) for {view.name}, "
                 f"but got {tuple(source.shape)}. Use model.preprocess(image)."
             )
-        if not source.is_floating_point() or not source.isfinite().all():
-            raise VitrailError(f"a tensor must hold finite floats (a normalised image), but got {source.dtype} with "
+        if not source.isfinite().all():
+            raise VitrailError("a tensor must hold finite floats (a normalised image), but got "
                                f"{int((~source.isfinite()).sum())} NaN or infinite values.")  # fmt: skip
         image = view.preprocessing.denormalise(source.detach().float().cpu())
         return Seen(image, source.detach(), (0.0, 0.0, float(view.size[1]), float(view.size[0])), None, True)
@@ -163,8 +165,8 @@ def _explain_batch(
 ) -> Iterator[Explanation]:
     view = method.model
     begin = time.perf_counter()
-    images = view.check_images(torch.stack([p.pixels.to(view.device) for p in pictures]))
-    try:
+    with memory_for(len(pictures)):
+        images = torch.stack([p.pixels.to(view.device) for p in pictures])
         with torch.no_grad():
             logits = view.logits(images)
         check_finite(view, logits)
@@ -172,8 +174,6 @@ def _explain_batch(
         if against is not None:
             _check_rivals(view, classes, against)
         found = method.explain(images, classes, against)
-    except torch.OutOfMemoryError:
-        raise VitrailError(f"{len(pictures)} images at once do not fit in memory: use a smaller batch_size.") from None
     probabilities = view.probabilities(logits).cpu()
     maps = found.map.float().cpu()
     seconds = (time.perf_counter() - begin) / len(pictures)

@@ -282,9 +282,9 @@ class Preprocess:
             seen = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
         if seen.shape[1:] == (height, width):
             return seen
-        canvas = torch.zeros(3, height, width)
+        canvas = torch.zeros(3, height, width, dtype=torch.float32, device="cpu")
         if self.fit == "border":
-            canvas += torch.tensor([round(255 * value) for value in self.mean]).view(3, 1, 1) / 255
+            canvas += canvas.new_tensor([round(255 * value) for value in self.mean]).view(3, 1, 1) / 255
         rows, columns = max(-top, 0), max(-left, 0)
         canvas[:, rows : rows + seen.shape[1], columns : columns + seen.shape[2]] = seen
         return canvas
@@ -297,9 +297,9 @@ class Preprocess:
         mode = InterpolationMode("nearest-exact" if self.interpolation == "nearest" else self.interpolation)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
         if self.arithmetic == "hf_torchvision_float":
-            pixels = pixels / 255
+            pixels = pixels.float() / 255
         scaled: Tensor = functional.resize(pixels, [size[1], size[0]], interpolation=mode, antialias=True)
-        return scaled if scaled.is_floating_point() else scaled / 255
+        return scaled if scaled.is_floating_point() else scaled.float() / 255
 
     def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
         """Sample only the part of a huge scaled image that the crop shows."""

@@ -32,14 +32,22 @@ def test_chunks_do_not_change_scores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-def test_running_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: 9 bytes."),
+        MemoryError(),
+    ],
+)
+def test_running_out_of_memory_halves_the_chunk_and_goes_on(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     view = viewed("timm_vit")[2]
     asked: list[int] = []
 
     def make(part: slice) -> Tensor:
         asked.append(part.stop - part.start)
         if asked[-1] > 5:
-            raise torch.OutOfMemoryError
+            raise error
         return torch.stack([torch.full((3, *view.size), float(i), dtype=DOUBLE) for i in range(part.start, part.stop)])
 
     request, chunks = Scorer(view=view, target=0).images(40, make), []

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from vitrail.engine.modes import out_of_memory, too_large
 from vitrail.engine.ops import Walk
 from vitrail.models.view import View
 from vitrail.models.vit import ViT, products_in, unchanged
@@ -274,9 +275,11 @@ class Run:
             ):
                 logits = first.logits(*inputs)
             return first.reading(first.view, logits, about.to(logits.device))
-        except torch.OutOfMemoryError:
-            if self.chunk == 1:
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
                 raise
+            if self.chunk == 1:
+                raise too_large(1) from None
             return None
 
 

@@ -14,7 +14,7 @@ from vitrail.engine.ops import Walk
 from vitrail.engine.rules import Plain, get_rule
 from vitrail.engine.sharing import Wish, current
 from vitrail.errors import VitrailError
-from vitrail.models.parts import converted
+from vitrail.models.parts import Architecture, converted
 
 if TYPE_CHECKING:
     from vitrail.models.vit import ViT
@@ -102,9 +102,7 @@ def fits(wish: Wish, depth: int) -> bool:
 
 
 def _make(wish: Wish, model: ViT, images: Tensor, target: Tensor | None, against: Tensor | None) -> Trace:
-    parts, pixels = model.architecture(), model.check_images(images.detach().clone())
-    if wish.precise and images.device.type != "mps":
-        parts, pixels = converted(parts, torch.float64), pixels.double()
+    parts, pixels = _in_precision(wish.precise, model, model.check_images(images.detach().clone()))
     rule = get_rule(wish.rule) if isinstance(wish.rule, str) else wish.rule
     recorder = _Recorder(wish.keep, wish.layers, len(parts.blocks), parts.embedding.prefix.shape[0])
     with torch.inference_mode(False), torch.set_grad_enabled(recorder.backward):
@@ -115,6 +113,14 @@ def _make(wish: Wish, model: ViT, images: Tensor, target: Tensor | None, against
         return recorder.finish(logits.detach(), y)
 
 
+def _in_precision(precise: bool, model: ViT, pixels: Tensor) -> tuple[Architecture, Tensor]:
+    """The network and its input: in double precision, or in the model's own."""
+    parts = model.architecture()
+    if precise and pixels.device.type != "mps":
+        return converted(parts, torch.float64), pixels.double()
+    return parts, pixels
+
+
 def pixel_gradient(
     model: ViT,
     images: Tensor,
@@ -123,11 +129,13 @@ def pixel_gradient(
     against: Tensor | None = None,
     rule: str | Plain = "plain",
     output: str = "logit",
+    precise: bool = False,
 ) -> Tensor:
-    """∂y/∂images (B, C, H, W), or whatever the rule carries back to the pixels."""
+    """∂y/∂images (B, C, H, W), or whatever the rule carries back to the pixels; ``precise`` as in ``trace``."""
     with torch.inference_mode(False), torch.enable_grad():
-        pixels = images.detach().clone().requires_grad_()
-        walk = Walk(model.architecture(), get_rule(rule) if isinstance(rule, str) else rule)
+        parts, pixels = _in_precision(precise, model, images.detach().clone())
+        pixels.requires_grad_()
+        walk = Walk(parts, get_rule(rule) if isinstance(rule, str) else rule)
         y = model.score(walk.encode(walk.embed(pixels)), target, against, output)
         return torch.autograd.grad(y.sum(), pixels)[0]
 

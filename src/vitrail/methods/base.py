@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.engine.modes import memory_for, own_modes
 from vitrail.engine.sharing import Wish
 from vitrail.errors import VitrailError
 from vitrail.methods.parameters import check_parameters
-from vitrail.models.view import View
+from vitrail.models.view import View, at_least, check_floats
 from vitrail.models.vit import ViT, unchanged
 
 Targets = int | str | Sequence[int | str] | Tensor | None
@@ -127,17 +128,19 @@ class Method:
         """As ``attribute``, with what was measured on the way."""
         if against is not None and not self.info.class_specific:
             raise VitrailError(f"{self.info.name} is the same for every class: against= has no meaning for it.")
-        # gradients are needed, also where the caller has switched them off for good
-        with torch.inference_mode(False), unchanged():
+        check_floats(inputs)
+        with own_modes(self.model.device), unchanged(), memory_for(len(inputs) if inputs.ndim > 3 else 1):
             given = inputs.detach().clone()
-            images = self.model.check_images(given[None] if given.ndim == 3 else given)
+            with at_least(torch.float32):  # half precision is too coarse for the sums and differences to come
+                images = self.model.check_images(given[None] if given.ndim == 3 else given)
             count = len(images)
             classes = predicted(self.model, images) if target is None else pick(self.model, target, count, "target")
             rival = None if against is None else pick(self.model, against, count, "against").to(images.device)
-            found = self.run(images, classes.to(images.device), rival)
+            with at_least(torch.float32):
+                found = self.run(images, classes.to(images.device), rival)
         self._check_found(found, count)
         if not found.map.isfinite().all():
-            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
+            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float64.")
         maps = found.map.detach().to(torch.promote_types(images.dtype, torch.float32))
         return Attribution(maps, {k: _at_least_single(v) for k, v in found.extras.items()})
 

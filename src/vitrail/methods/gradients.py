@@ -280,7 +280,7 @@ class SmoothGrad(PixelGradient):
         draw = torch.Generator().manual_seed(self.seed)
         with torch.inference_mode(False), torch.enable_grad():
             for _ in shown(range(self.samples), self.info.name):
-                noise = torch.randn(images.shape[1:], generator=draw).to(images)
+                noise = torch.randn(images.shape[1:], generator=draw, dtype=torch.float32).to(images)
                 noisy = (images + self.deviation(images) * noise).requires_grad_()
                 total += saliency.attribute(noisy, additional_forward_args=(target,))
         return Attribution((total / self.samples).sum(1))

@@ -93,8 +93,8 @@ class Rise(SturdyMaskMethod):
         if self.cells != self.parameters()["cells"]:
             raise VitrailError(f'cells is for space="pixels" only: patches are removed one by one; got {self.cells}.')
         patches = view.grid[0] * view.grid[1]
-        draw = torch.rand((count, patches), generator=torch.Generator().manual_seed(self.seed)).to(image.device)
-        chosen = draw < share
+        draw = torch.Generator().manual_seed(self.seed)
+        chosen = (torch.rand((count, patches), generator=draw, dtype=torch.float32) < share).to(image.device)
         scores = yield from score_token_sets(scorer, view, image, chosen)
         values = (scores @ chosen.to(scores.dtype)) / (count * share)
         extras = {"masks": scores.new_tensor(count), "mean_score": scores.mean()}
@@ -108,7 +108,9 @@ class SmoothMasks:
         draw = torch.Generator().manual_seed(seed)
         self.size, self.cells = (image.shape[-2], image.shape[-1]), cells
         dtype = torch.promote_types(image.dtype, torch.float32)
-        self.grids = (torch.rand((count, cells, cells), generator=draw) < share).to(image.device, dtype)
+        self.grids = (torch.rand((count, cells, cells), generator=draw, dtype=torch.float32) < share).to(
+            image.device, dtype
+        )
         self.cell = [math.ceil(length / cells) for length in self.size]
         self.offsets = [torch.randint(cell, (count,), generator=draw).to(image.device) for cell in self.cell]
 

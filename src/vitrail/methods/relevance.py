@@ -158,10 +158,12 @@ class PartialLrp(Relevance):
 class Lrp(Relevance):
     """Relevance carried back to the pixels, as Chefer's release does; its total is not conserved."""
 
+    version: ClassVar[int] = 2
     no_aggregation: ClassVar[str] = "it explains pixels, not layers"
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        found = pixel_gradient(self.vit, images, target, against=against, rule=PublishedAlphaBeta())
+        # shares of sums that all but cancel: in single precision they are rounding
+        found = pixel_gradient(self.vit, images, target, against=against, rule=PublishedAlphaBeta(), precise=True)
         return Attribution(found.sum(1))
 
 

@@ -75,7 +75,9 @@ class Lime(SubsetMethod, SturdyMaskMethod):
             raise VitrailError(f"sigma must be above 0 and ridge not below, but got {self.sigma} and {self.ridge}.")
         rows, columns = self.grid()
         draw = torch.Generator().manual_seed(self.seed)
-        present = (torch.rand((self.samples, rows * columns), generator=draw) < 0.5).to(image.device)
+        present = (torch.rand((self.samples, rows * columns), generator=draw, dtype=torch.float32) < 0.5).to(
+            image.device
+        )
         scores = yield from self.scores(self.scorer(target, against, self.output), image, present)
         weights = ridge_regression(present, scores, self.sigma, self.ridge)
         return weights.view(rows, columns), {"samples": scores.new_tensor(self.samples), "mean_score": scores.mean()}
@@ -127,7 +129,7 @@ def coalitions(count: int, players: int, seed: int) -> Tensor:
     odds = 1 / (sizes * (players - sizes)).double()
     half = (count + 1) // 2
     drawn = sizes[torch.multinomial(odds, half, replacement=True, generator=draw)]
-    order = torch.rand((half, players), generator=draw).argsort(1).argsort(1)
+    order = torch.rand((half, players), generator=draw, dtype=torch.float32).argsort(1).argsort(1)
     members = order < drawn[:, None]
     return torch.stack([members, ~members], dim=1).flatten(0, 1)[:count]
 
@@ -170,7 +172,7 @@ class Hsic(SubsetMethod):
         if rows * columns > SobolEngine.MAXDIM:
             raise VitrailError(f"hsic takes at most {SobolEngine.MAXDIM} cells, but got {rows} × {columns}.")
         engine = SobolEngine(rows * columns, scramble=True, seed=self.seed)
-        present = (engine.draw(self.samples) < 0.5).to(image.device)
+        present = (engine.draw(self.samples, dtype=torch.float32) < 0.5).to(image.device)
         scores = yield from self.scores(self.scorer(target, against, self.output), image, present)
         return dependence(present, scores).view(rows, columns), {"mean_score": scores.mean()}
 

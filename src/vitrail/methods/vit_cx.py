@@ -97,7 +97,7 @@ class VitCx(SturdyMaskMethod):
         """Random binary grids of the size of the feature maps, half of the cells kept."""
         rows, columns = patch_features(self.model, image, self.layer).shape[1:]
         draw = torch.Generator().manual_seed(self.seed)
-        return (torch.rand((RANDOM_MASKS, rows, columns), generator=draw) < 0.5).to(image)
+        return (torch.rand((RANDOM_MASKS, rows, columns), generator=draw, dtype=torch.float32) < 0.5).to(image)
 
     def scores(self, scorer: Scorer, image: Tensor, make: Callable[[slice], Tensor], count: int) -> Asking[Tensor]:
         """s_k = p(x⊙M + ε) − p(x + ε) + p(x) with ε = (1−M)⊙Z_k, the same noise in both; or p(x⊙M) alone."""

@@ -273,7 +273,7 @@ def once(case: Case, key: Any, asking: Callable[[], Asking[Tensor]]) -> Asking[T
 def tie_fraction(values: Tensor) -> float:
     """The share of cells whose value another cell has too."""
     _, counts = values.flatten().unique(return_counts=True)
-    return float(counts[counts > 1].sum() / values.numel())
+    return int(counts[counts > 1].sum()) / values.numel()
 
 
 def check_seed(seed: int) -> int:

@@ -37,7 +37,7 @@ def functional(metric: type[Metric]) -> Functional:
         from vitrail.metrics.measuring import measure
 
         found = measure(metric.info.name, model, images, maps, target, **known)
-        return torch.tensor([one.value for one in found], dtype=torch.float64)
+        return torch.tensor([one.value for one in found], dtype=torch.float64, device="cpu")
 
     function.__name__ = function.__qualname__ = metric.info.name
     function.__doc__ = f"{metric.info.summary}\n\nFloat64 (B,); see ``vitrail.metrics.functional.Functional``."

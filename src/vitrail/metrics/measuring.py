@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.engine.modes import memory_for, own_modes
 from vitrail.engine.scoring import together
 from vitrail.errors import VitrailError
 from vitrail.explaining import as_view
@@ -24,7 +25,7 @@ from vitrail.metrics.base import (
     build_metric,
 )
 from vitrail.metrics.calls import split_call
-from vitrail.models.view import View
+from vitrail.models.view import View, at_least
 
 
 def measure(
@@ -60,7 +61,7 @@ def measure(
     """
     chosen = chosen_metric(metric, params)
     view = as_view(model)
-    with torch.inference_mode(False):
+    with own_modes(view.device), memory_for(1):
         cases = _cases(view, images, maps, target, label, masks, boxes, others, ignore)
         if chosen.info.needs == "completeness" and method is not None:
             found = method.explain(images, [case.target for case in cases]).extras
@@ -91,7 +92,7 @@ def measure_alone(
             f"{chosen.info.name} explains again, which score() does not: use vitrail.metrics.measure(…, method=) or "
             "vitrail.evaluate."
         )
-    with torch.inference_mode(False):
+    with own_modes(view.device), memory_for(1):
         (case,) = _cases(view, pixels, found, target)
         case.extras = dict(extras)
         lacking = case.lacks(chosen.info.needs)
@@ -137,7 +138,8 @@ def _cases(
     for name, tensor in (("images", images), ("maps", maps)):
         if not isinstance(tensor, Tensor):
             raise VitrailError(f"{name} must be a tensor, but got {type(tensor).__name__}: use torch.as_tensor.")
-    pixels = view.check_images(images[None] if images.ndim == 3 else images)
+    with at_least(torch.float32):  # as methods see them
+        pixels = view.check_images(images[None] if images.ndim == 3 else images)
     maps = (maps[None] if maps.ndim == 2 else maps).to(pixels.device)
     count = len(pixels)
     for name, given in (("maps", maps), ("masks", masks), ("boxes", boxes), ("others", others), ("ignore", ignore)):
@@ -145,7 +147,8 @@ def _cases(
             raise VitrailError(f"{count} images were given with {len(given)} {name}: one for each is needed.")
         if name in ("masks", "others", "ignore") and given is not None:
             _check_mask(name, given)
-    top = predicted(view, pixels)
+    with memory_for(count):
+        top = predicted(view, pixels)
     targets = top if target is None else pick(view, target, count, "target")
     labels = None if label is None else pick(view, label, count, "label")
     cases = []

@@ -114,7 +114,7 @@ class Hierarchical(View):
         if torch.is_autocast_enabled(images.device.type):  # bf16 logits are too coarse for differences of scores
             owner, name = _head_place(module)
             setattr(owner, name, _FullPrecision(getattr(owner, name), self.dtype))
-        out = module(images)
+        out = module(images) if self.dtype == self.weight_dtype else self._widened(module, images)
         logits = out if isinstance(out, Tensor) else out[0]
         if tuple(logits.shape) != (len(images), self.num_outputs):
             raise self._refuse(
@@ -124,6 +124,12 @@ class Hierarchical(View):
         if stage is not None and not seen:
             raise self._refuse("its forward method was replaced by a function that does not call its stages")
         return logits, seen
+
+    def _widened(self, module: nn.Module, images: Tensor) -> Any:
+        """The output of a module whose weights have less than the precision that the view computes in."""
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        wider = {name: tensor.detach().to(self.dtype) for name, tensor in tensors if tensor.is_floating_point()}
+        return torch.func.functional_call(module, wider, (images,))
 
     def _as_map(self, out: Tensor) -> Tensor:
         """(B, h, w, C) or (B, h·w, C) → (B, C, h, w)."""

@@ -6,7 +6,9 @@ import difflib
 import hashlib
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +23,18 @@ if TYPE_CHECKING:
     from vitrail.preprocessing import Preprocess
 
 Output = Literal["softmax", "sigmoid"]
+
+_least: ContextVar[torch.dtype | None] = ContextVar("_least", default=None)
+
+
+@contextmanager
+def at_least(dtype: torch.dtype) -> Iterator[None]:
+    """While it lasts, views whose weights have less than this precision compute in it; the modules stay as they are."""
+    token = _least.set(dtype)
+    try:
+        yield
+    finally:
+        _least.reset(token)
 
 
 @dataclass(eq=False, repr=False)
@@ -54,6 +68,12 @@ class View:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The precision it computes in: that of its weights, or what ``at_least`` asks for."""
+        own, least = self.weight_dtype, _least.get()
+        return own if least is None else torch.promote_types(own, least)
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
         return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
 
     @property
@@ -79,6 +99,9 @@ class View:
 
     def check_images(self, images: Tensor) -> Tensor:
         """The batch on the model's device and in its precision, or an error that says what is wrong."""
+        if self.device.type == "meta":
+            raise VitrailError(f"{self.name} is on the meta device, which holds no weights: load them first.")
+        check_floats(images)
         images = self.preprocessing.seen(images)
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, *self.size):
             raise VitrailError(
@@ -162,6 +185,24 @@ class View:
         """Moves the model (in place, as torch does) and returns the view."""
         self.module.to(device=device, dtype=dtype)
         return self
+
+
+def check_floats(images: Any) -> None:
+    """Refuses whatever cannot be a normalised image: no tensor, no floats, not in memory, not dense."""
+    if not isinstance(images, Tensor):
+        kind = type(images).__name__
+    elif images.is_meta:
+        kind = "a tensor on the meta device, which holds no values"
+    elif images.layout is not torch.strided or images.is_nested:
+        kind = "a nested tensor" if images.is_nested else f"a tensor of layout {images.layout}"
+    elif not images.is_floating_point():
+        kind = f"a tensor of {images.dtype}"
+    else:
+        return
+    raise VitrailError(
+        f"images must be a dense tensor of finite floats (normalised), but got {kind}: use model.preprocess(image), or "
+        "give vitrail.explain the picture itself."
+    )
 
 
 def _similar(wanted: str, names: Sequence[str]) -> list[str]:

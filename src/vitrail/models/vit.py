@@ -14,13 +14,12 @@ from torch import Tensor
 from vitrail.engine.ops import Walk
 from vitrail.errors import VitrailError
 from vitrail.models.lowering import lowered
-from vitrail.models.parts import Architecture, Block, tensors_of
+from vitrail.models.parts import Architecture, Block, converted, tensors_of
 from vitrail.models.view import View
 
 # Views are kept with what was read of them: the number of one that is gone would soon be another's.
-_read: ContextVar[dict[tuple[int, torch.dtype | None], tuple[ViT, Architecture]] | None] = ContextVar(
-    "_read", default=None
-)
+Key = tuple[int, torch.dtype, torch.dtype | None]
+_read: ContextVar[dict[Key, tuple[ViT, Architecture]] | None] = ContextVar("_read", default=None)
 _products: ContextVar[torch.dtype | None] = ContextVar("_products", default=None)
 
 
@@ -62,14 +61,21 @@ class ViT(View):
 
     def architecture(self) -> Architecture:
         """The network as canonical parts."""
-        known, dtype = _read.get(), _products.get()
+        known, products = _read.get(), _products.get()
         if known is None:
-            return self.describe()
-        key = (id(self), dtype)
+            return self._described()
+        key = (id(self), self.dtype, products)
         if key not in known:
             with torch.inference_mode(False):  # gradients may pass through what is read here
-                known[key] = (self, self.describe() if dtype is None else self._lowered(dtype))
+                known[key] = (self, self._described() if products is None else self._lowered(products))
         return known[key][1]
+
+    def _described(self) -> Architecture:
+        parts = self.describe()
+        if self.dtype == self.weight_dtype:
+            return parts
+        widened: Architecture = converted(parts, self.dtype)
+        return widened
 
     def _lowered(self, dtype: torch.dtype) -> Architecture:
         with products_in(None), torch.autocast(self.device.type, enabled=False), torch.no_grad():
