@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail import VitrailError
-from vitrail.models.evaluation import evaluation_copy
+from vitrail.models.clone import evaluation_clone
 
 
 def swin(name: str = "timm_swin") -> Any:
@@ -74,7 +74,7 @@ def test_a_copy_shares_tensors_and_nothing_else() -> None:
     module = swin().train()
     module.head.again = module.head.fc  # one module in two places
     before = state_of(module)
-    copied = evaluation_copy(module)
+    copied = evaluation_clone(module)
     pairs = list(
         zip(module.named_modules(remove_duplicate=False), copied.named_modules(remove_duplicate=False), strict=True)
     )

@@ -7,7 +7,7 @@ sampled directly inside the crop instead; single 8-bit steps may then differ.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -159,6 +159,16 @@ class Preprocess:
         """Return the fields as values that JSON can hold; without `dropped` where nothing is."""
         found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return found if any(self.dropped) else {name: value for name, value in found.items() if name != "dropped"}
+
+    def resized(self, size: tuple[int, int]) -> "Preprocess":
+        """Return the same steps for another input (height, width): the same share of the image is seen."""
+        rows, columns = size[0] / self.size[0], size[1] / self.size[1]
+        resize = self.resize
+        if isinstance(resize, int):
+            resize = round(resize * max(rows, columns))
+        elif resize is not None:
+            resize = (round(resize[0] * rows), round(resize[1] * columns))
+        return replace(self, size=size, resize=resize)
 
     @property
     def made(self) -> tuple[int, int]:
@@ -332,7 +342,8 @@ def _huggingface_geometry(
     resize = config.get("size") if config.get("do_resize", True) else None
     exact, shortest = _pair(resize), (resize or {}).get("shortest_edge")
     size = crop or exact or model_size
-    if size is None or (resize is None and crop is not None) or (resize or {}).get("longest_edge"):
+    loose = crop is None and shortest is not None and model_size != (shortest, shortest)
+    if size is None or loose or (resize is None and crop is not None) or (resize or {}).get("longest_edge"):
         raise VitrailError(
             f"{name} (size {resize}, crop {crop}) does not lead to inputs of one size: "
             "set its size to height and width, or to shortest_edge with a center crop."

@@ -180,7 +180,7 @@ def test_what_no_normalised_image_can_be(kind: str) -> None:
 def test_a_model_without_weights_says_so() -> None:
     view = vitrail.wrap(FAMILIES["timm_vit"].build().to("meta"))
     for call in (view.logits, build_method("gen_att", view).attribute, lambda images: vitrail.explain(view, images)):
-        with pytest.raises(VitrailError, match="on the meta device, which holds no weights"):
+        with pytest.raises(VitrailError, match="it is on the meta device"):
             call(IMAGE)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.models import huggingface, timm, torchvision
-from vitrail.models.evaluation import evaluation_copy
+from vitrail.models.clone import evaluation_clone
 from vitrail.models.view import View
 
 
@@ -28,7 +28,7 @@ def is_hierarchical(module: nn.Module) -> bool:
 class Hierarchical(View):
     """Windows move and patches merge: there is no fixed token grid, so only black-box methods and CAMs apply.
 
-    Every forward pass runs on a copy of the module in evaluation mode that shares its weights (``evaluation_copy``), so
+    Every forward pass runs on a copy of the module in evaluation mode that shares its weights (``evaluation_clone``), so
     the view follows the present weights, leaves the module alone and may be used by several threads at once.
     """
 
@@ -105,7 +105,7 @@ class Hierarchical(View):
         if stage is not None and not -self.num_stages <= stage < self.num_stages:
             raise VitrailError(f"{self.name} has {self.num_stages} stages; there is no stage {stage}.")
         images = self.check_images(images)
-        module = evaluation_copy(self.module)
+        module = evaluation_clone(self.module)
         seen: list[Tensor] = []
         if stage is not None:
             last: Any = _stages(module)[stage]

@@ -100,7 +100,7 @@ class View:
     def check_images(self, images: Tensor) -> Tensor:
         """The batch on the model's device and in its precision, or an error that says what is wrong."""
         if self.device.type == "meta":
-            raise VitrailError(f"{self.name} is on the meta device, which holds no weights: load them first.")
+            raise VitrailError(f"{self.name} has no weights (it is on the meta device): load it on another device.")
         check_floats(images)
         images = self.preprocessing.seen(images)
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, *self.size):
