@@ -2,9 +2,9 @@
 
 Run: python benchmarks/precision.py [--model photo] [--data scenes:3] [--methods "lrp, rise(masks=256)"] [--device cpu]
 Every method explains the float32 model's prediction for each image: with float32 weights, with bfloat16 or float16
-weights, and with the same rounded weights held in float32. "arithmetic" compares the last two, so it tells what computing
-in half precision would cost; "weights" compares with the float32 model, so it tells what rounding the weights costs.
-Printed are the mean over the images and the lowest of them.
+weights, and with the same rounded weights held in float32. "arithmetic" compares the last two, so it tells what
+computing in half precision would cost; "weights" compares with the float32 model, so it tells what rounding the weights
+costs. Printed are the mean over the images and the lowest of them.
 """
 
 from __future__ import annotations

@@ -112,6 +112,9 @@ def test_a_forward_method_that_was_replaced() -> None:
     assert torch.equal(found, own_logits("timm_swin", module, images))
     assert torch.equal(features, wrapped("timm_swin", swin()).features(images))
     module.forward = partial(module.forward)
+    assert torch.equal(wrapped("timm_swin", module).features(images), features)
+    patched = module.forward
+    module.forward = lambda x: patched(x)
     with pytest.raises(VitrailError, match="SwinTransformer cannot be explained: its forward method was replaced"):
         wrapped("timm_swin", module)
 

@@ -21,6 +21,7 @@ from vitrail.methods.registry import build_method, get_method, list_methods
 from vitrail.metrics.calls import split_call
 from vitrail.metrics.sanity import rank_correlation
 from vitrail.models.view import View
+from vitrail.models.wrapping import outline
 
 SINGLE = torch.float32
 HALVES = (torch.bfloat16, torch.float16)
@@ -178,7 +179,7 @@ def test_what_no_normalised_image_can_be(kind: str) -> None:
 
 
 def test_a_model_without_weights_says_so() -> None:
-    view = vitrail.wrap(FAMILIES["timm_vit"].build().to("meta"))
+    view = outline(FAMILIES["timm_vit"].build().to("meta"))
     for call in (view.logits, build_method("gen_att", view).attribute, lambda images: vitrail.explain(view, images)):
         with pytest.raises(VitrailError, match="it is on the meta device"):
             call(IMAGE)

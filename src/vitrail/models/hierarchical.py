@@ -28,8 +28,8 @@ def is_hierarchical(module: nn.Module) -> bool:
 class Hierarchical(View):
     """Windows move and patches merge: there is no fixed token grid, so only black-box methods and CAMs apply.
 
-    Every forward pass runs on a copy of the module in evaluation mode that shares its weights (``evaluation_clone``), so
-    the view follows the present weights, leaves the module alone and may be used by several threads at once.
+    Every forward pass runs on a clone of the module in evaluation mode that shares its weights, so the view follows the
+    present weights, leaves the module alone and may be used by several threads at once.
     """
 
     def __post_init__(self) -> None:
