@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,16 @@ def viewed(name: str, dtype: torch.dtype = DOUBLE) -> tuple[Family, nn.Module, V
     """A family, its tiny module and the view of it; shared between tests, which must leave it as it was."""
     family = {**FAMILIES, **HIERARCHICAL}[name]
     module = family.build(dtype)
+    return family, module, wrapped(name, module)
+
+
+def wrapped(name: str, module: nn.Module) -> View:
+    """The view of a module of a family."""
+    family = families.find(name)
     options: dict[str, Any] = family.wrap(module)
     if name.startswith("torchvision_swin"):  # torchvision's Swin takes any size and does not know its own
         options["img_size"] = family.image_size
-    return family, module, vitrail.wrap(module, **options)
+    return vitrail.wrap(module, **options)
 
 
 @functools.lru_cache(maxsize=1)
@@ -80,6 +88,24 @@ def relative(found: Tensor, expected: Tensor) -> float:
 def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether no difference is above ``tolerance``, relative to the largest expected value, or above rounding."""
     return float((found - expected).abs().max()) < max(tolerance * float(expected.abs().max()), ROUNDING)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# What a caller may have set; none of it may change a result.
+MODES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default dtype": lambda: default_dtype(torch.float64),
+    "default device": lambda: torch.device("meta"),
+}
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:

@@ -298,3 +298,80 @@ def test_head_and_pool_go_together() -> None:
         vitrail.wrap(backbone, head=nn.Linear(32, 5))
     with pytest.raises(VitrailError, match="pool= goes with head="):
         vitrail.wrap(FAMILIES["timm_vit"].build(), pool="avg")
+
+
+def _backbone(name: str, pool: str) -> tuple[nn.Module, nn.Linear]:
+    """A headless backbone, and a linear probe for what it pools."""
+    import transformers
+
+    if name in ("ViT", "DeiT"):
+        sizes = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+        config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=2, pooler_output_size=20)
+        backbone, width = getattr(transformers, f"{name}Model")(config), 20 if pool == "pooler" else 32
+        families.randomize(backbone, seed=5)
+    else:
+        module = FAMILIES[name].build()
+        inner = module if name.startswith(("timm", "torchvision", "hf_dinov3")) else module.base_model
+        backbone, width = getattr(module, "vision_model", inner), 32
+    head = nn.Linear(width, 5)
+    families.randomize(head, seed=6)
+    return backbone.eval(), head
+
+
+@pytest.mark.parametrize(
+    ("name", "pool"),
+    [("ViT", "pooler"), ("DeiT", "pooler"), ("hf_clip", "pooler"), ("hf_clip", "token"), ("hf_siglip", "map"),
+     ("hf_siglip", "pooler"), ("hf_beit_mean", "pooler"), ("hf_beit_token", "pooler"), ("hf_dinov2", "pooler"),
+     ("hf_dinov3_avg", "pooler")],
+)  # fmt: skip
+def test_what_a_backbone_pools_can_be_probed(name: str, pool: str) -> None:
+    backbone, head = _backbone(name, pool)
+    images = torch.randn(3, 3, *(24, 32) if name == "hf_dinov3_avg" else (32, 32))
+    view = vitrail.wrap(backbone, head=head, pool=pool)
+    out = backbone(images)
+    expected = head(out.last_hidden_state[:, 0] if pool == "token" else out.pooler_output)
+    assert torch.allclose(view.logits(images), expected, atol=1e-5)
+    found = trace(view, images, rule="frozen", keep={"x", "gx", "bias"})
+    gap = found.y - (found["x"][0] * found["gx"][0]).sum((1, 2)) - found.bias_from(0)
+    assert gap.abs().max() < 1e-5, "the pooler is an operation like any other"
+    for method in ("gradient", "decompx", "occlusion", "rollout"):
+        assert vitrail.explain(view, images[0], method).map.isfinite().all()
+
+
+@pytest.mark.parametrize("pool", ["map", "avg"])
+def test_an_attention_pool_of_timm_can_be_probed(pool: str) -> None:
+    module, head = FAMILIES["timm_siglip"].build(), nn.Linear(32, 5)
+    images = batch("timm_siglip", dtype=SINGLE)
+    view = vitrail.wrap(module, head=head, pool=pool)
+    tokens = module.forward_features(images)
+    pooled = module.attn_pool(tokens) if pool == "map" else tokens.mean(1)
+    assert torch.allclose(view.logits(images), head(module.fc_norm(pooled)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "pool", "message"),
+    [
+        ("timm_vit_gap", "token", "VisionTransformer has no class token"),
+        ("timm_siglip", "token", "VisionTransformer has no class token"),
+        ("hf_siglip", "token", "SiglipVisionModel has no class token"),
+        ("timm_vit", "map", "VisionTransformer has no attention pool"),
+        ("timm_vit", "pooler", "VisionTransformer has no pooler"),
+        ("torchvision_vit", "map", "VisionTransformer has no attention pool"),
+        ("hf_clip", "map", "CLIPVisionModel has no attention pool"),
+        ("hf_vit", "pooler", "ViTModel has no pooler"),
+    ],
+)
+def test_a_pooling_that_a_backbone_does_not_have_is_refused(name: str, pool: str, message: str) -> None:
+    backbone, head = _backbone(name, pool)
+    with pytest.raises(VitrailError, match=message):
+        vitrail.wrap(backbone, head=head, pool=pool)
+
+
+def test_registers_are_no_class_token() -> None:
+    import timm
+
+    module = timm.create_model("vit_medium_patch16_reg4_gap_256", img_size=32, patch_size=8, embed_dim=32, depth=2,
+                               num_heads=2, num_classes=0).eval()  # fmt: skip
+    with pytest.raises(VitrailError, match="has no class token"):
+        vitrail.wrap(module, head=nn.Linear(32, 5), pool="token")
+    assert vitrail.wrap(module, head=nn.Linear(32, 5), pool="avg").num_prefix == 4

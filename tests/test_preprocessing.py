@@ -182,6 +182,25 @@ BOXES = [
 ]
 
 
+@pytest.mark.parametrize(
+    "preprocess",
+    [Preprocess((24, 24), resize=32), Preprocess((24, 24), fit="squash", resize=(24, 24)), Preprocess((24, 24)),
+     Preprocess((24, 24), fit="squash", resize=(30, 27)), Preprocess((24, 24), fit="border")],
+)  # fmt: skip
+def test_another_input_size_shows_the_same_part_of_the_picture(preprocess: Preprocess) -> None:
+    larger = preprocess.resized((48, 48))
+    assert larger.size == (48, 48)
+    assert larger.box((101, 83)) == pytest.approx(preprocess.box((101, 83)), abs=3)  # rounding of 24 pixels
+    assert preprocess.resized((24, 24)) == preprocess
+
+
+def test_a_processor_that_scales_the_shorter_edge_alone_fits_only_its_own_size() -> None:
+    transformers = pytest.importorskip("transformers")
+    loose = transformers.CLIPImageProcessor(do_center_crop=False)
+    with pytest.raises(VitrailError, match="one size"):  # 518 pixels around 224 would be mostly black
+        Preprocess.from_huggingface(loose, 518)
+
+
 @pytest.mark.parametrize("preprocess", [preprocess for preprocess, _, _ in BOXES if any(preprocess.dropped)])
 def test_what_is_dropped_changes_nothing_else(preprocess: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, image = replace(preprocess, size=preprocess.made, dropped=(0, 0)), picture((301, 257))

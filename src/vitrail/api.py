@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.data.annotations import class_map
 from vitrail.data.images import ImageSource, read_image
+from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite
 from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
@@ -37,7 +38,7 @@ from vitrail.methods.masking import MaskMethod
 from vitrail.methods.registry import build_method
 from vitrail.metrics.base import Metric
 from vitrail.models.loading import as_view
-from vitrail.models.view import View
+from vitrail.models.view import View, check_floats
 from vitrail.progress import counted
 from vitrail.targets import ClassSpec, Target
 
@@ -102,7 +103,7 @@ def explain(
     sources = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
-    with torch.inference_mode(False):  # gradients are needed, also where the caller has switched them off
+    with own_modes():
         explanations = list(explain_each(chosen, sources, target, against, batch_size))
     return explanations if several else explanations[0]
 
@@ -145,15 +146,18 @@ class Seen:
 def see(view: View, source: ImageSource | Tensor) -> Seen:
     """Any form of image, read and preprocessed; a tensor is taken as it is."""
     if isinstance(source, Tensor):
+        check_floats(source)
         source = view.preprocessing.seen(source)
         if tuple(source.shape) != (3, *view.size):
             raise VitrailError(
                 f"a tensor must be a normalised image of shape (3, {view.size[0]}, {view.size[1]}) for {view.name}, "
                 f"but got {tuple(source.shape)}. Use model.preprocess(image)."
             )
-        if not source.is_floating_point() or not source.isfinite().all():
-            raise VitrailError(f"a tensor must hold finite floats (a normalised image), but got {source.dtype} with "
-                               f"{int((~source.isfinite()).sum())} NaN or infinite values.")  # fmt: skip
+        if not source.isfinite().all():
+            broken = int((~source.isfinite()).sum())
+            raise VitrailError(
+                f"a tensor must hold finite floats (a normalised image), but got {broken} NaN or infinite values."
+            )
         image = view.preprocessing.denormalise(source.detach().float().cpu())
         return Seen(image, source.detach(), (0.0, 0.0, float(view.size[1]), float(view.size[0])), None, True)
     image = read_image(source)
@@ -172,7 +176,8 @@ def prediction(method: Method, batch: Batch, target: Target) -> Asking[tuple[Att
 def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iterator[Explanation]:
     view, scheduler = method.model, Scheduler()
     begin = time.perf_counter()
-    batch = Batch(view, view.check_images(torch.stack([picture.pixels.to(view.device) for picture in pictures])))
+    pixels = torch.stack([picture.pixels.to(view.device) for picture in pictures])
+    batch = Batch(view, view.check_images(pixels, view.precision))
     (attribution, logits, target), *_ = scheduler.run([prediction(method, batch, target)])
     probabilities = view.probabilities(logits).cpu()
     maps = attribution.map.float().cpu()

@@ -14,6 +14,7 @@ from vitrail.calls import split_call, split_list
 from vitrail.data.annotations import annotated, own_class
 from vitrail.data.base import DataSet, Example
 from vitrail.data.names import open_data
+from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite
 from vitrail.engine.scheduler import Job, Scheduler
 from vitrail.engine.trace import TraceSpec
@@ -111,9 +112,9 @@ class Evaluation:
 
     def _measure(self, examples: Sequence[Example], check: bool, isolated: bool) -> Iterator[Finding | Failure]:
         view, scheduler = self.view, Scheduler(self.chunk_size, self.plan)
-        with torch.inference_mode(False):
-            images = view.check_images(torch.stack([view.preprocess(example.image) for example in examples]))
-            batch = Batch(view, images)
+        with own_modes():
+            pixels = torch.stack([view.preprocess(example.image) for example in examples])
+            batch = Batch(view, view.check_images(pixels, view.precision))
             labels = [own_class(view, example, self.remap) for example in examples]
             for kind in self.explained:
                 if kind == "label" and None in labels:

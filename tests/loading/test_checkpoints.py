@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,87 @@ def test_safetensors(prefix: str, module: nn.Module, state: dict[str, Tensor], t
     save_file(_prefixed(state, prefix), tmp_path / "w.safetensors")
     view = load_tiny(tmp_path / "w.safetensors")
     torch.testing.assert_close(view.logits(picture()), module(picture()).detach())
+
+
+@pytest.mark.parametrize(
+    "keys", [("state_dict", "state_dict_ema"), ("model", "model_ema"), ("model", "state_dict"),
+             ("state_dict", "model_ema", "state_dict_ema")],
+)  # fmt: skip
+def test_of_several_sets_of_weights_the_one_that_timm_takes(
+    keys: tuple[str, ...], state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    sets = {key: {name: value * (1 + i / 10) for name, value in state.items()} for i, key in enumerate(keys)}
+    torch.save(sets, tmp_path / "w.pth")
+    with pytest.warns(UserWarning, match=rf"holds .*: {keys[-1]} is taken, as timm does"):
+        view = load_tiny(tmp_path / "w.pth")
+    expected = timm.models.load_state_dict(str(tmp_path / "w.pth"))
+    assert all(torch.equal(value, expected[name]) for name, value in view.module.state_dict().items())
+
+
+def test_an_empty_average_is_not_taken(state: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save({"state_dict": state, "state_dict_ema": None}, tmp_path / "w.pth")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(load_tiny(tmp_path / "w.pth").module.state_dict()["norm.bias"], state["norm.bias"])
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (lambda w: (100 * w).char(), "blocks.0.mlp.fc1.weight torch.int8: give the weights before quantisation"),
+        (lambda w: w.long(), "blocks.0.mlp.fc1.weight torch.int64"),
+        (lambda w: w.to_sparse(), "sparse or without values: blocks.0.mlp.fc1.weight"),
+        (lambda w: w.to("meta"), "sparse or without values: blocks.0.mlp.fc1.weight"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused_by_name(
+    weight: Callable[[Tensor], Tensor], message: str, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    name = "blocks.0.mlp.fc1.weight"
+    torch.save({**state, name: weight(state[name])}, tmp_path / "w.pth")
+    with pytest.raises(VitrailError, match=message):
+        load_tiny(tmp_path / "w.pth")
+
+
+def test_the_checkpoint_of_a_timm_head_with_dropout(state: dict[str, Tensor], tmp_path: Path) -> None:
+    nested = {name.replace("head.", "head.1."): value for name, value in state.items()}
+    assert "head.1.weight" in nested
+    torch.save(nested, tmp_path / "w.pth")
+    view = load_tiny(tmp_path / "w.pth")
+    assert view.num_classes == 7
+    assert torch.equal(view.module.head.weight, state["head.weight"])
+
+
+TORCHVISION_HEADS = {
+    "usual": lambda: nn.Sequential(OrderedDict(head=nn.Linear(16, 3))),
+    "linear": lambda: nn.Linear(16, 3),
+    "dropout": lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(16, 3)),
+    "no bias": lambda: nn.Linear(16, 3, bias=False),
+}
+
+
+@pytest.mark.parametrize("form", TORCHVISION_HEADS)
+def test_torchvision_heads_and_their_checkpoints(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.models import _api
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    def tiny(weights: None = None, image_size: int = 32, num_classes: int = 1000) -> Any:
+        return VisionTransformer(image_size, 16, 2, 2, 16, 16, num_classes=num_classes)
+
+    monkeypatch.setitem(_api.BUILTIN_MODELS, "vit_tiny", tiny)
+    made = tiny().eval()
+    made.heads = TORCHVISION_HEADS[form]()  # as most fine-tuning scripts do it
+    families.randomize(made, 0)
+    expected = made.eval()(picture()).detach()
+    torch.testing.assert_close(vitrail.wrap(made.train()).logits(picture()), expected)
+    save_file(made.state_dict(), tmp_path / "w.safetensors")
+    if form == "no bias":
+        with pytest.raises(VitrailError, match=r"1 missing \(heads.head.bias\)"):
+            vitrail.load("torchvision:vit_tiny", checkpoint=tmp_path / "w.safetensors")
+        return
+    view = vitrail.load("torchvision:vit_tiny", checkpoint=tmp_path / "w.safetensors")
+    assert view.num_classes == 3
+    torch.testing.assert_close(view.logits(picture()), expected)
 
 
 def test_torchvision_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

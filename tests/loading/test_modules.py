@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from tests import families
 from tests.helpers import viewed
 from tests.loading.given import NAME, TINY, picture
@@ -16,6 +18,7 @@ from torch import nn
 
 import vitrail
 from vitrail import VitrailError
+from vitrail.engine.trace import trace
 
 # Hugging Face folders
 
@@ -68,6 +71,65 @@ def test_bad_huggingface_folders(tmp_path: Path) -> None:
         vitrail.load(f"hf:{tmp_path}")
 
 
+def _photo() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (53, 71, 3), dtype=np.uint8))
+
+
+def _cropping(edge: int, resize: int) -> Any:
+    """A processor whose images are not of the size the model was built for, as DINOv2's (224 and 518) are not."""
+    import transformers
+
+    return transformers.BitImageProcessor(size={"shortest_edge": resize}, crop_size={"height": edge, "width": edge})
+
+
+@pytest.mark.parametrize("name", ["hf_dinov2", "hf_dinov2_registers", "hf_beit_mean", "hf_swinv2"])
+def test_the_processors_size_is_followed_as_the_pipeline_of_transformers_does(name: str, tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    module = families.build(name)
+    module.config.id2label = {i: f"kind {i}" for i in range(families.CLASSES)}
+    module.save_pretrained(tmp_path)
+    _cropping(24, 30).save_pretrained(tmp_path)
+    answers = pipeline("image-classification", model=str(tmp_path), device="cpu")(_photo(), top_k=families.CLASSES)
+    for view in (vitrail.load(f"hf:{tmp_path}", device="cpu"), vitrail.wrap(module, processor=_cropping(24, 30))):
+        assert view.size == (24, 24)
+        with torch.no_grad():
+            chances = view.probabilities(view.logits(view.preprocess(_photo())[None]))[0]
+        assert {view.label(i): pytest.approx(float(chance), abs=1e-5) for i, chance in enumerate(chances)} == {
+            answer["label"]: answer["score"] for answer in answers
+        }
+        assert view.label(int(chances.argmax())) == answers[0]["label"]
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_deit", "hf_clip", "hf_siglip"])
+def test_a_size_that_the_pipeline_cannot_run_is_refused_unless_it_is_asked_for(name: str) -> None:
+    module, processor = families.build(name), _cropping(24, 30)
+    made = processor(_photo(), return_tensors="pt")["pixel_values"]
+    with pytest.raises((ValueError, RuntimeError)):
+        module(made)
+    with pytest.raises(VitrailError, match=r"built for images of 32×32 and cannot take the 24×24.*img_size=\(24, 24\)"):
+        vitrail.wrap(module, processor=processor)
+    view = vitrail.wrap(module, processor=processor, img_size=24)
+    expected = module(made, interpolate_pos_encoding=True).logits
+    torch.testing.assert_close(view.logits(view.preprocess(_photo())[None]), expected)
+    native = vitrail.wrap(module, processor=processor, img_size=32)  # the same part of the picture, in more pixels
+    assert (native.size, native.preprocessing.resize) == ((32, 32), 40)
+
+
+def test_a_folder_with_code_of_its_own_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "strange", "auto_map": {"AutoConfig": "code.C", "AutoModelForImageClassification": "code.M"}}'
+    )
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text="": asked.append(text) or "y")
+    for options in ({}, {"trust_remote_code": True}):
+        with pytest.raises(VitrailError, match=r"trust_remote_code.*load\(\) never runs.*vitrail.wrap"):
+            vitrail.load(f"hf:{tmp_path}", **options)
+    assert not asked
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("options", [{"checkpoint": "w.pth"}, {"pretrained": False}, {"num_classes": 3}])
 def test_options_that_huggingface_folders_do_not_take(options: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -116,9 +178,9 @@ def test_wrong_options_of_wrap(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["timm_vit", "hf_vit"])
 def test_a_head_of_another_width_is_refused_by_wrap(name: str) -> None:
-    backbone = viewed(name)[1]
-    width = viewed(name)[2].describe().embedding.weight.shape[0]
-    with pytest.raises(VitrailError, match=rf"head= takes 63 numbers, but .* gives {width} per token"):
+    backbone = viewed(name, torch.float32)[1]
+    width = viewed(name, torch.float32)[2].describe().embedding.weight.shape[0]
+    with pytest.raises(VitrailError, match=rf"head= takes 63 numbers, but .* gives {width}: expected"):
         vitrail.wrap(backbone, head=nn.Linear(63, 5), pool="token")
     assert vitrail.wrap(backbone, head=nn.Linear(width, 5), pool="token").num_classes == 5
 
@@ -165,7 +227,7 @@ def _altered(part: str, new: Callable[[nn.Module], nn.Module], **options: Any) -
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "as a head only one linear layer is known"),
+        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "as a head only a linear layer is known"),
         (_altered("head", lambda _: nn.Identity()), "no classification head"),
         (_altered("blocks.0.attn.qkv", nn.Sequential), "expected a linear layer"),
         (_altered("blocks.1.mlp.fc1", nn.Sequential), "expected a linear layer"),
@@ -175,6 +237,27 @@ def _altered(part: str, new: Callable[[nn.Module], nn.Module], **options: Any) -
 def test_strange_parts_are_refused_by_name(module: nn.Module, message: str) -> None:
     with pytest.raises(VitrailError, match=message):
         vitrail.wrap(module)
+
+
+@pytest.mark.parametrize("name", ["timm_vit", "timm_vit_avg", "hf_vit", "hf_dinov2", "torchvision_vit"])
+@pytest.mark.parametrize("form", ["dropout", "two layers"])
+def test_heads_of_several_layers(form: str, name: str) -> None:
+    module, images = families.build(name), families.images(name, 2)
+    place = {"timm": "head", "hf": "classifier", "torchvision": "heads"}[families.find(name).library]
+    width = 2 * families.WIDTH if name == "hf_dinov2" else families.WIDTH
+    layers: list[nn.Module] = [nn.Dropout(0.5), nn.Linear(width, 3)]
+    if form == "two layers":
+        layers = [nn.Linear(width, 12), nn.Tanh(), nn.Dropout(0.5), nn.Linear(12, 3)]
+    setattr(module, place, nn.Sequential(*layers))
+    families.randomize(module, seed=4)
+    module.eval()
+    expected = module(images)
+    view = vitrail.wrap(module.train())
+    torch.testing.assert_close(view.logits(images), getattr(expected, "logits", expected))
+    assert view.num_classes == 3
+    found = trace(view, images, rule="frozen", keep={"x", "gx", "bias"})
+    gap = found.y - (found["x"][0] * found["gx"][0]).sum((1, 2)) - found.bias_from(0)
+    assert gap.abs().max() < 1e-5
 
 
 def test_a_view_is_told_in_a_line() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail import VitrailError
 from vitrail.models.names import kind_of_view
+from vitrail.models.wrapping import outline
 
 # Names
 
@@ -92,7 +93,7 @@ def test_every_name_that_is_offered_can_be_seen_through() -> None:
     for name in names:
         with torch.device("meta"):
             made = timm.create_model(name, depth=1, num_classes=2)
-        assert vitrail.wrap(made).num_prefix >= 0, name
+        assert outline(made).num_prefix >= 0, name
 
 
 # Options

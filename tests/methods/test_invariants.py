@@ -233,16 +233,6 @@ def test_zero_gradients_give_a_defined_map(name: str) -> None:
         assert found.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", list_methods())
-def test_half_precision_runs(name: str, dtype: torch.dtype) -> None:
-    module = FAMILIES["timm_vit"].build(dtype)
-    quick = {key: 2 for key in ("steps", "samples", "masks") if key in get_method(name).info.params}
-    found = build_method(name, vitrail.wrap(module), **quick).attribute(batch("timm_vit"), TARGET)
-    assert found.dtype == torch.float32
-    assert found.isfinite().all()
-
-
 @pytest.mark.parametrize("name", HIERARCHICAL)
 def test_cams_on_hierarchical_features(name: str) -> None:
     _, module, view = viewed(name)

@@ -145,7 +145,7 @@ def test_a_name_that_is_none_gets_a_hint() -> None:
         attempt("insertoin")
     with pytest.raises(VitrailError, match=r"no metric 'q'\. `vitrail metrics` lists them"):
         attempt("q")
-    with pytest.raises(VitrailError, match="cannot read"):
+    with pytest.raises(VitrailError, match="cannot parse"):
         attempt("insertion(steps=3")
     assert attempt(" Insertion(steps=3) ") == attempt("insertion", steps=3)
 
@@ -159,14 +159,14 @@ def test_a_name_that_is_none_gets_a_hint() -> None:
         ("deletion", {"steps": -3, "protocol": "tis"}, "steps must be at least 1, but got -3"),
         ("insertion", {"steps": 0, "protocol": "rise"}, "steps must be at least 1"),
         ("aopc", {"steps": 0}, "steps must be at least 1"),
-        ("insertion", {"steps": 2.5}, "steps must be a whole number, but got 2.5"),
-        ("insertion", {"steps": True}, "steps must be a whole number"),
+        ("insertion", {"steps": 2.5}, "steps must be an integer, but got 2.5"),
+        ("insertion", {"steps": True}, "steps must be an integer"),
         ("insertion", {"baseline": "white"}, "baseline must be 'mean' or 'blur' or 'black' or 'random' or None"),
         ("insertion", {"protocol": "skipplus"}, "protocol must be 'default' or 'tis' or 'rise' or 'vit_cx'"),
         ("deletion", {"baseline": "blur", "protocol": "rise"}, "leave baseline= out"),
         ("insertion", {"baseline": "mean", "protocol": "vit_cx"}, "leave baseline= out"),
         ("aopc", {"protocol": "tis"}, "protocol must be 'default' or 'vtranm'"),
-        ("token_deletion_aopc", {"seed": "x"}, "seed must be a whole number"),
+        ("token_deletion_aopc", {"seed": "x"}, "seed must be an integer"),
         ("pointing_game", {"tolerance": "wide"}, "tolerance must be a number"),
         ("box_localization", {"threshold": 0.0}, "threshold must be above 0 and at most 1"),
         ("box_localization", {"threshold": 1.01}, "threshold must be above 0 and at most 1"),

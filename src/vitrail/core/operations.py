@@ -154,6 +154,8 @@ class Walk:
             half = first.new_tensor(0.5)
             return self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
         pooled = self.norm(self.pool(x, head, layer), head.pooled_norm, layer)
+        if head.dense is not None:
+            pooled = self.rule.activate(self.linear(pooled, head.dense, layer), head.activation)
         return self.linear(pooled, head.linears[0], layer)
 
     def pool(self, x: Tensor, head: Head, layer: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,8 @@ PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "
 class Head:
     """From the last block to the logits: final norm, pooling, norm of the pooled vector, linear head(s).
 
-    ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits.
+    ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``dense`` and
+    its ``activation`` stand before the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``).
     """
 
     norm: Norm | None
@@ -126,6 +127,8 @@ class Head:
     pooled_norm: Norm | None = None
     include_prefix: bool = False
     attention_pool: AttentionPool | None = None
+    dense: Linear | None = None
+    activation: Activation = "tanh"
 
     @property
     def reads(self) -> int | None:

@@ -172,6 +172,8 @@ def _activate(z: Tensor, kind: Activation) -> Tensor:
             return F.silu(z)
         case "relu":
             return F.relu(z)
+        case "tanh":
+            return torch.tanh(z)
 
 
 def activation_gate(z: Tensor, kind: Activation) -> Tensor:
@@ -188,6 +190,8 @@ def activation_gate(z: Tensor, kind: Activation) -> Tensor:
             return torch.sigmoid(z)
         case "relu":
             return (z > 0).to(z.dtype)
+        case "tanh":  # its quotient is stable, but for 0/0
+            return torch.where(z == 0, 1.0, torch.tanh(z) / z)
 
 
 class _FrozenLayerNorm(torch.autograd.Function):

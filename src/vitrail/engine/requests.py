@@ -134,11 +134,12 @@ class PixelGradients(Request):
     target: Target  # of one image, its class known
     rule: Any = "plain"
     output: str = "logit"
+    precise: bool = False  # in double precision
     name: str = "gradients"
 
     @property
     def key(self) -> Hashable:
-        return id(self.view), self.rule, self.output, self.name, self.target.against is None
+        return id(self.view), self.rule, self.output, self.precise, self.name, self.target.against is None
 
 
 # What is asked for, one request or several at once, and what comes back: one answer, or one for each.
@@ -177,9 +178,9 @@ def resolved(batch: Batch, target: Target) -> Asking[Target]:
 def forward(view: View, parts: Architecture | None, images: Tensor) -> Tensor:
     """(B, 3, H, W) → logits (B, C)."""
     if parts is None:
-        return view.logits(images)
+        return view.staged(images, ())[0]
     walk = Walk(parts)
-    return walk.encode(walk.embed(view.check_images(images)))
+    return walk.encode(walk.embed(images))
 
 
 def check_finite(view: View, logits: Tensor) -> None:

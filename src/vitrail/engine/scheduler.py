@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from vitrail.core.operations import Walk
-from vitrail.core.parts import Architecture
+from vitrail.core.parts import Architecture, converted
 from vitrail.core.precision import lowered
 from vitrail.core.rules import get_rule
+from vitrail.engine.modes import out_of_memory, own_modes, too_large
 from vitrail.engine.requests import (
     Asking,
     Logits,
@@ -124,7 +125,7 @@ class Scheduler:
 
     def run_jobs(self, jobs: Sequence[Job[Any]], isolated: bool = True) -> None:
         """Runs jobs side by side. If ``isolated``, a job that fails keeps its error and the others go on."""
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        with own_modes():
             waiting = self._advance([(job, None) for job in jobs], isolated)
             while waiting:
                 self._answer_next(waiting, isolated)
@@ -220,14 +221,11 @@ class Scheduler:
         target = lead.target.rows(slice(first, first + len(images)))
         try:
             return make_trace(view, self.parts(view), images, target, spec)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
             if len(images) == 1:
-                raise VitrailError(
-                    f"one image does not fit in memory with {view.name}: use a smaller model, a method that keeps "
-                    "less, or another device."
-                ) from None
+                raise too_large(view.name) from None
         empty_cache()
         half = len(images) // 2
         return join_traces(
@@ -316,6 +314,8 @@ class Scheduler:
     def _gradient_sums(self, requests: list[PixelGradients], bar: Any) -> list[Tensor]:
         lead = requests[0]
         parts, view = self.parts(lead.view), lead.view
+        dtype = torch.float64 if lead.precise and view.device.type != "mps" else view.precision
+        parts = parts if parts is None or dtype == view.precision else converted(parts, dtype)
         rule = get_rule(lead.rule) if isinstance(lead.rule, str) else lead.rule
         reading = lead.target.reading(lead.output)
         sums: dict[int, Tensor] = {}
@@ -325,9 +325,10 @@ class Scheduler:
             abouts = torch.tensor([request.target.about for request, _ in pieces])
             about = abouts.repeat_interleave(torch.tensor(sizes), dim=0).to(view.device)
             with torch.enable_grad():
-                images = joined([request.make(part) for request, part in pieces]).detach().clone().requires_grad_()
+                images = joined([request.make(part) for request, part in pieces]).detach().clone()
+                images = images.to(dtype).requires_grad_()
                 if parts is None:
-                    logits = view.logits(images)
+                    logits, _ = view.staged(images, ())
                 else:
                     walk = Walk(parts, rule)
                     logits = walk.encode(walk.embed(images))
@@ -352,9 +353,11 @@ class Scheduler:
             stop = min(done + chunk, total)
             try:
                 answers.append(answer(pieces_of(requests, done, stop)))
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if chunk == 1 or not out_of_memory(error):
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
                     raise
+                if chunk == 1:
+                    raise too_large(requests[0].view.name) from None
                 failed = True
             else:
                 failed = False
@@ -371,7 +374,7 @@ class Scheduler:
         """The chunk to start with: what fits into half of the free memory."""
         if self.chunk_size is not None:
             return self.chunk_size
-        number = torch.finfo(view.dtype).bits // 8
+        number = torch.finfo(view.precision).bits // 8
         fits = min(free_memory(view.device) // 2, MOST_BYTES) // (length * view.width * number * WIDEST)
         most = min(most_on_cpu, max(CPU_TOKENS // length, 1)) if view.device.type == "cpu" else LADDER[0]
         return next((rung for rung in LADDER if rung <= min(fits, most)), 1)
@@ -382,6 +385,8 @@ class Scheduler:
         if key not in self._parts:
             with torch.inference_mode(False), torch.no_grad():
                 parts = view.architecture() if view.has_tokens else None
+                if parts is not None and view.dtype != view.precision:
+                    parts = converted(parts, view.precision)
                 self._parts[key] = parts if dtype is None or parts is None else lowered(parts, dtype)
         return self._parts[key]
 
@@ -408,12 +413,7 @@ def pieces_of(requests: Sequence[Any], start: int, stop: int) -> list[tuple[Any,
 
 def gains_from_bf16(view: View) -> bool:
     """Whether bf16 is faster than the model's own precision. Head and logits stay in that precision."""
-    return view.device.type == "cuda" and view.dtype == torch.float32 and torch.cuda.is_bf16_supported()
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or on the CPU, whose allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return view.device.type == "cuda" and view.precision == torch.float32 and torch.cuda.is_bf16_supported()
 
 
 def empty_cache() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from vitrail.core.operations import ReadoutRecorder, Walk
 from vitrail.core.parts import Architecture, converted
 from vitrail.core.rules import Plain, get_rule
+from vitrail.engine.modes import own_modes
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
 from vitrail.targets import Target
@@ -136,15 +137,17 @@ def trace(
     chosen = list(range(depth) if layers is None else layers)
     if not chosen or not set(chosen) <= set(range(depth + 1)):
         raise VitrailError(f"layers {sorted(chosen)} do not fit a model with {depth} blocks: expected 0…{depth}.")
-    with torch.inference_mode(False):
+    with own_modes():
         parts = model.architecture() if model.has_tokens else None
+        if parts is not None and model.dtype != model.precision:
+            parts = converted(parts, model.precision)
         spec = TraceSpec.of(keep, chosen, rule, output, precise)
-        return make_trace(model, parts, images, Target(target, against), spec)
+        return make_trace(model, parts, model.check_images(images, model.precision), Target(target, against), spec)
 
 
 def make_trace(view: View, parts: Architecture | None, images: Tensor, target: Target, spec: TraceSpec) -> Trace:
     """The trace of a batch; ``parts``: the network, None where the view has no tokens."""
-    images = view.check_images(images.detach().clone())
+    images = images.detach().clone()
     if parts is None:
         return _trace_features(view, images, target, spec)
     if spec.precise and images.device.type != "mps":

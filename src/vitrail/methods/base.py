@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol, get_type_hints
 
-import torch
 from torch import Tensor
 
 from vitrail.calls import check_parameters, join_call
 from vitrail.engine.maps import spread
+from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Traced, resolved
 from vitrail.engine.scheduler import Scheduler
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
-from vitrail.models.view import View
+from vitrail.models.view import View, check_floats
 from vitrail.targets import ClassSpec, Target, at_least_single, on_device
 
 
@@ -181,9 +181,11 @@ class Method:
 
     def explain(self, inputs: Tensor, target: ClassSpec = None, against: ClassSpec = None) -> Attribution:
         """As ``attribute``, with what was measured on the way."""
-        with torch.inference_mode(False):
+        check_floats(inputs)
+        with own_modes():
             images = inputs.detach().clone()
-            batch = Batch(self.model, self.model.check_images(images[None] if images.ndim == 3 else images))
+            images = self.model.check_images(images[None] if images.ndim == 3 else images, self.model.precision)
+            batch = Batch(self.model, images)
             asker = self.explained(batch, Target.of(self.model, target, against, len(batch)))
             return Scheduler().run([asker])[0]
 

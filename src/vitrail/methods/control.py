@@ -29,4 +29,4 @@ class Random(Method):
     def _draw(self, image: Tensor, grid: tuple[int, int]) -> Tensor:
         # seeded by the picture too, so that a map does not depend on the batch it comes in
         content = zlib.crc32(image.detach().float().cpu().numpy().tobytes(), self.seed)
-        return torch.rand(grid, generator=torch.Generator().manual_seed(content))
+        return torch.rand(grid, generator=torch.Generator().manual_seed(content), dtype=torch.float32)

@@ -88,7 +88,7 @@ class Pami(SturdyMaskMethod):
         if self.background == "blur":
             widest = 2 * (min(image.shape[-2:]) - 1) + 1  # what mirrored borders allow
             return gaussian_blur(image, [min(49, widest)] * 2, [100.0] * 2)
-        colour = torch.full((3, 1, 1), float(self.background == "white"))
+        colour = torch.full((3, 1, 1), float(self.background == "white"), dtype=torch.float32)
         return self.model.preprocessing.normalise(colour).to(image).expand_as(image)
 
 

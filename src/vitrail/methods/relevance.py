@@ -163,6 +163,7 @@ class PixelRelevance(TokenMethod):
     """Relevance carried back to the pixels by a rule."""
 
     no_aggregation: ClassVar[str] = "it explains pixels, not layers"
+    precise: ClassVar[bool] = False
 
     def pixel_rule(self) -> Plain:
         raise NotImplementedError
@@ -182,6 +183,7 @@ class PixelRelevance(TokenMethod):
                 target=target.row(i),
                 rule=rule,
                 output=output,
+                precise=self.precise,
                 name=self.info.name,
             )
             for i in range(len(batch))
@@ -194,6 +196,9 @@ class PixelRelevance(TokenMethod):
 @dataclass(kw_only=True)
 class Lrp(Relevance, PixelRelevance):
     """Relevance carried back to the pixels, as Chefer's release does; its total is not conserved."""
+
+    version: ClassVar[int] = 2
+    precise: ClassVar[bool] = True  # shares of sums that all but cancel: in single precision they are rounding
 
     def pixel_rule(self) -> Plain:
         return PublishedAlphaBeta()

@@ -272,7 +272,7 @@ def check_maps(method: Method, case: Case, maps: Tensor) -> None:
 def tie_fraction(values: Tensor) -> float:
     """The share of cells whose value another cell has too."""
     _, counts = values.flatten().unique(return_counts=True)
-    return float(counts[counts > 1].sum() / values.numel())
+    return int(counts[counts > 1].sum()) / values.numel()
 
 
 def check_seed(seed: int) -> int:

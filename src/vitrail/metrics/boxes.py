@@ -45,7 +45,7 @@ def iou(a: Box, b: Box) -> float:
 
 def painted(boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
     """(H, W) bool: the pixels whose centre lies in a box (x0, y0, x1, y1)."""
-    rows, columns = (torch.arange(length) + 0.5 for length in size)
+    rows, columns = (torch.arange(length, dtype=torch.float32) + 0.5 for length in size)
     inside = torch.zeros(size, dtype=torch.bool)
     for x0, y0, x1, y1 in map(check_box, boxes):
         inside |= ((rows >= y0) & (rows < y1))[:, None] & ((columns >= x0) & (columns < x1))

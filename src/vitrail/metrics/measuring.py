@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.calls import split_call
+from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite
 from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
@@ -54,7 +55,7 @@ def measure(
     chosen = chosen_metric(metric, params)
     view = as_view(model)
     scheduler = Scheduler()
-    with torch.inference_mode(False):
+    with own_modes():
         cases = _cases(view, scheduler, images, maps, target, label, masks, boxes, others, ignore)
         if chosen.info.needs == "completeness" and method is not None:
             extras = method.explain(images, [case.target for case in cases]).extras
@@ -86,7 +87,7 @@ def measure_alone(
             "vitrail.evaluate."
         )
     scheduler = Scheduler()
-    with torch.inference_mode(False):
+    with own_modes():
         (case,) = _cases(view, scheduler, pixels, map_, target)
         case.extras = dict(extras)
         lacking = case.lacks(chosen.info.needs)
@@ -144,7 +145,7 @@ def _cases(
     for name, tensor in (("images", images), ("maps", maps)):
         if not isinstance(tensor, Tensor):
             raise VitrailError(f"{name} must be a tensor, but got {type(tensor).__name__}: use torch.as_tensor.")
-    pixels = view.check_images(images[None] if images.ndim == 3 else images)
+    pixels = view.check_images(images[None] if images.ndim == 3 else images, view.precision)
     maps = (maps[None] if maps.ndim == 2 else maps).to(pixels.device)
     count, device = len(pixels), pixels.device
     for name, values in (("maps", maps), ("masks", masks), ("boxes", boxes), ("others", others), ("ignore", ignore)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 
-WRAPPERS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
-KEYS = tuple(sorted(WRAPPERS, key=lambda name: "dict" not in name))  # "model" last: it may hold a name
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # averaged first, as timm does
+KEYS = tuple(sorted(WRAPPERS, key=lambda name: name == "model"))  # "model" last: it may hold a name
 PREFIXES = ("module.", "_orig_mod.", "model.")
+HEAD = re.compile(r"(?P<place>head|heads|classifier)\.(?:\w+\.)?(?P<kind>weight|bias)")  # of one linear layer
 FOREIGN = re.compile(r"(?<=GLOBAL )[\w.]+|(?<=class )[\w.]+")  # in torch's refusal: the class the file would import
 
 
@@ -26,11 +27,13 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise VitrailError(f"there is no checkpoint file {path}.")
     values = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-    for key in WRAPPERS:
-        inner = values.get(key)
-        if isinstance(inner, Mapping) and any(isinstance(v, Tensor) for v in inner.values()):
-            values = dict(inner)
-            break
+    wrapped = [key for key in WRAPPERS if _holds_tensors(values.get(key))]
+    if wrapped:
+        values = dict(values[wrapped[0]])
+    if len(wrapped) > 1:
+        warnings.warn(
+            f"the checkpoint {path} holds {', '.join(wrapped)}: {wrapped[0]} is taken, as timm does.", stacklevel=6
+        )
     state = {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
     if not state:
         raise VitrailError(f"the checkpoint {path} holds no tensors; its keys are {sorted(map(str, values))[:8]}.")
@@ -39,9 +42,22 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
     return state
 
 
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(entry, Tensor) for entry in value.values())
+
+
+def head_of(names: Iterable[str]) -> dict[tuple[str, str], str]:
+    """(place, "weight" or "bias") → the name, of a head that is one linear layer, however it is nested there."""
+    matches = [match for match in map(HEAD.fullmatch, names) if match]
+    layer = {(match["place"], match["kind"]): match[0] for match in matches}
+    return layer if len(layer) == len(matches) else {}
+
+
 def load_state(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Copies every tensor into the module, or lists what does not fit and changes nothing."""
-    own = module.state_dict()
+    own, loaded = module.state_dict(), head_of(state)
+    renamed = {loaded[part]: name for part, name in head_of(own).items() if part in loaded}
+    state = {renamed.get(name, name): value for name, value in state.items()}
     missing = [name for name in own if name not in state]
     unexpected = [name for name in state if name not in own]
     wrong = [f"{name} {tuple(state[name].shape)}, expected {tuple(own[name].shape)}" for name in own
@@ -50,10 +66,20 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], source: str) -> N
         lists = [("missing", missing), ("not in the model", unexpected), ("of another shape", wrong)]
         told = "; ".join(f"{len(names)} {what} ({_some(names)})" for what, names in lists if names)
         raise VitrailError(f"the checkpoint {source} does not fit {type(module).__name__}: {told}.")
+    quantised = [f"{name} {value.dtype}" for name, value in state.items()
+                 if own[name].is_floating_point() and not value.is_floating_point()]  # fmt: skip
+    if quantised:
+        raise VitrailError(
+            f"the checkpoint {source} holds other than floating point numbers in {_some(quantised)}: give the weights "
+            f"before quantisation."
+        )
+    empty = [name for name, value in state.items() if value.is_meta or value.layout != torch.strided]
+    if empty:
+        raise VitrailError(f"the checkpoint {source} holds tensors that are sparse or without values: {_some(empty)}.")
     broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
     if broken:
         raise VitrailError(f"the checkpoint {source} holds NaN or infinite values in {_some(broken)}.")
-    module.load_state_dict(dict(state))
+    module.load_state_dict(state)
 
 
 def _some(names: list[str]) -> str:

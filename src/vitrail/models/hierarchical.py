@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.models import huggingface, timm, torchvision
+from vitrail.models.clone import evaluation_clone
 from vitrail.models.view import View
 
 
@@ -27,26 +27,41 @@ def is_hierarchical(module: nn.Module) -> bool:
 
 @dataclass(eq=False, repr=False)
 class Hierarchical(View):
-    """Windows move and patches merge: there is no fixed token grid, so only black-box methods and CAMs apply."""
+    """Windows move and patches merge: there is no fixed token grid, so only black-box methods and CAMs apply.
 
-    @property
-    def _head(self) -> nn.Linear:
-        """The last linear map."""
-        module: Any = self.module
-        head = module.classifier if huggingface.is_huggingface(module) else module.head
-        return getattr(head, "fc", head)
+    Every forward pass runs on a clone of the module in evaluation mode that shares its weights, so the view follows the
+    present weights, leaves the module alone and may be used by several threads at once.
+    """
+
+    def __post_init__(self) -> None:
+        """Refuses a network that cannot be explained now, not at the first call."""
+        stem = next((m for m in self.module.modules() if isinstance(m, nn.Conv2d)), None)
+        if stem is not None and stem.in_channels != 3:
+            raise self._refuse(f"it takes {stem.in_channels} colour channels, but only RGB models can be explained")
+        if self.device.type == "meta":  # it has no weights: it can be described, but not run
+            return
+        height, width = self.size
+        try:
+            with torch.no_grad():
+                self.staged(self.check_images(torch.zeros(1, 3, height, width, device=self.device)), [-1])
+        except VitrailError:
+            raise
+        except Exception as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise self._refuse(f"its forward pass fails on an image of {height}×{width} pixels ({why})") from error
 
     @property
     def num_outputs(self) -> int:
-        return int(self._head.out_features)
+        owner, name = _head_place(self.module)
+        linears = [m for m in getattr(owner, name).modules() if isinstance(m, nn.Linear)]
+        if not linears:
+            raise self._refuse("it has no classification head; build it with one, or replace its head by an nn.Linear")
+        return linears[-1].out_features
 
     @property
     def stages(self) -> list[nn.Module]:
         """The stages, each with its blocks."""
-        module: Any = self.module
-        if huggingface.is_huggingface(module):
-            return list(module.base_model.encoder.layers)
-        return list(module.layers if timm.is_timm(module) else module.features[1::2])
+        return _stages(self.module)
 
     @property
     def num_stages(self) -> int:
@@ -66,51 +81,42 @@ class Hierarchical(View):
         return layers
 
     def logits(self, images: Tensor) -> Tensor:
-        pooled: list[Tensor] = []
-        hook = self._head.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
-        try:
-            with evaluating(self.module):
-                out = self.module(self.check_images(images))
-        finally:
-            hook.remove()
-        if torch.is_autocast_enabled(images.device.type):  # bf16 logits are too coarse for differences of scores
-            with torch.autocast(images.device.type, enabled=False):
-                return self._head(pooled[0].to(self.dtype))
-        return out.logits if hasattr(out, "logits") else out
+        return self.staged(self.check_images(images), ())[0]
 
     def features(self, images: Tensor, stage: int = -2) -> Tensor:
         """Output of the last block of a stage, (B, C, h, w); the default is the second-to-last stage."""
-        with self._watching(stage) as seen:
-            self.logits(images)
-        return self._as_map(seen[0])
+        return self.staged(self.check_images(images), [stage])[1][0]
 
-    def features_and_gradient(
-        self,
-        images: Tensor,
-        target: Tensor | None,
-        against: Tensor | None = None,
-        output: str = "logit",
-        stage: int = -2,
-    ) -> tuple[Tensor, Tensor]:
-        """The features of a stage and the gradient of the score there, (B, C, h, w) each."""
-        with torch.inference_mode(False), torch.enable_grad(), self._watching(stage) as seen:
-            logits = self.logits(images.detach().clone().requires_grad_())
-            (gradient,) = torch.autograd.grad(self.score(logits, target, against, output).sum(), seen[0])
-        return self._as_map(seen[0].detach()), self._as_map(gradient)
+    def staged(self, images: Tensor, stages: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        wrong = [stage for stage in stages if not -self.num_stages <= stage < self.num_stages]
+        if wrong:
+            raise VitrailError(f"{self.name} has {self.num_stages} stages; there is no stage {wrong[0]}.")
+        module = evaluation_clone(self.module)
+        outputs: dict[int, Tensor] = {}
+        for stage in stages:
+            self._watch(_stages(module)[stage], stage, outputs)
+        if torch.is_autocast_enabled(images.device.type):  # bf16 logits are too coarse for differences of scores
+            owner, name = _head_place(module)
+            setattr(owner, name, _FullPrecision(getattr(owner, name), images.dtype))
+        result = module(images) if images.dtype == self.dtype else _widened(module, images)
+        logits = result if isinstance(result, Tensor) else result[0]
+        if tuple(logits.shape) != (len(images), self.num_outputs):
+            raise self._refuse(
+                f"for a batch of {len(images)} its output has shape {tuple(logits.shape)}; expected one row of "
+                f"logits per image, {self.num_outputs} as from the last linear layer of its head"
+            )
+        if len(outputs) < len(stages):
+            raise self._refuse("its forward method was replaced by a function that does not call its stages")
+        return logits, [self._as_map(outputs[stage]) for stage in stages]
 
-    @contextmanager
-    def _watching(self, stage: int) -> Iterator[list[Tensor]]:
-        """Collects what the last block of a stage gives; the hook goes away again, also after an error."""
-        if not -self.num_stages <= stage < self.num_stages:
-            raise VitrailError(f"{self.name} has {self.num_stages} stages; there is no stage {stage}.")
-        last: Any = self.stages[stage]
-        block = (last.blocks if hasattr(last, "blocks") else last)[-1]
-        seen: list[Tensor] = []
-        hook = block.register_forward_hook(lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out))
-        try:
-            yield seen
-        finally:
-            hook.remove()
+    @staticmethod
+    def _watch(stage: Any, number: int, outputs: dict[int, Tensor]) -> None:
+        """Records the output of the last block of a stage of the clone."""
+
+        def record(_: nn.Module, __: Any, out: Any) -> None:
+            outputs[number] = out[0] if isinstance(out, tuple) else out
+
+        (stage.blocks if hasattr(stage, "blocks") else stage)[-1].register_forward_hook(record)
 
     def _as_map(self, out: Tensor) -> Tensor:
         """(B, h, w, C) or (B, h·w, C) → (B, C, h, w)."""
@@ -119,15 +125,37 @@ class Hierarchical(View):
             out = out.unflatten(1, (rows, -1))
         return out.permute(0, 3, 1, 2)
 
+    def _refuse(self, why: str) -> VitrailError:
+        return VitrailError(f"{type(self.module).__name__} cannot be explained: {why}.")
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every submodule's own mode comes back, also after an error."""
-    modes = [(m, m.training) for m in module.modules()]
-    for m, _ in modes:
-        m.training = False
-    try:
-        yield
-    finally:
-        for m, mode in modes:
-            m.training = mode
+
+def _widened(module: nn.Module, images: Tensor) -> Any:
+    """The output of a module whose weights have another precision than the images."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    wider = {name: tensor.detach().to(images.dtype) for name, tensor in tensors if tensor.is_floating_point()}
+    return torch.func.functional_call(module, wider, (images,))
+
+
+class _FullPrecision(nn.Module):
+    """A head that computes in the precision of its weights under autocast too."""
+
+    def __init__(self, head: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.head, self.dtype = head, dtype
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        with torch.autocast(pooled.device.type, enabled=False):
+            return self.head(pooled.to(self.dtype))
+
+
+def _stages(module: Any) -> list[nn.Module]:
+    if huggingface.is_huggingface(module):
+        return list(module.base_model.encoder.layers)
+    return list(module.layers if timm.is_timm(module) else module.features[1::2])
+
+
+def _head_place(module: Any) -> tuple[nn.Module, str]:
+    """The module that holds the head, and under which name: what maps the pooled features to logits."""
+    if huggingface.is_huggingface(module):
+        return module, "classifier"
+    return (module.head, "fc") if hasattr(module.head, "fc") else (module, "head")

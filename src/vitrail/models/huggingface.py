@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.core import parts
+from vitrail.models.clone import evaluation_clone
 from vitrail.models.translation import (
     activation,
+    check_dropout,
+    classifier,
+    fused_qkv,
     gamma,
-    head_of,
     linear,
     needed_norm,
+    no_pool,
     norm,
+    patch_convolution,
     positions,
     prefix_tokens,
     refuse,
@@ -68,9 +75,25 @@ def describe(
     grid = (size[0] // embedding.weight.shape[-2], size[1] // embedding.weight.shape[-1])
     rope, shared = _rope(backbone, size, embedding.weight), _shared_bias(backbone, grid)
     blocks = tuple(_block(layer, rope, shared, grid) for layer in _layers(backbone))
-    final = _final_norm(backbone)
-    own = _head(module, backbone, final) if head is None else None
-    return parts.Architecture(embedding, blocks, head_of(head, pool, final, own))
+    own = _head(module, backbone) if head is None else _probe(backbone, head, pool)
+    return parts.Architecture(embedding, blocks, own)
+
+
+def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
+    """What the network computes; with ``head``, from the tokens of its backbone or what that pools."""
+    resized = {} if tuple(images.shape[-2:]) == native_size(module) else {"interpolate_pos_encoding": True}
+    options = {"return_dict": True} | ({} if adapts_to_input(module) else resized)
+    if head is None:
+        return module(images, **options).logits
+    backbone = _backbone(module)
+    out = backbone(images, **options)
+    match pool:
+        case "token":
+            return head(out.last_hidden_state[:, 0])
+        case "avg":
+            return head(out.last_hidden_state[:, _count_prefix(backbone) :].mean(1))
+        case _:
+            return head(out.pooler_output)
 
 
 def native_size(module: Any) -> tuple[int, int]:
@@ -83,6 +106,12 @@ def takes_other_sizes(module: Any) -> bool:
     """Whether positions can be interpolated; a relative bias is tied to its window here."""
     backbone = _backbone(module)
     return hasattr(backbone.embeddings, "interpolate_pos_encoding") or hasattr(backbone, "rope_embeddings")
+
+
+def adapts_to_input(module: Any) -> bool:
+    """Whether it takes another size without being told to interpolate, as DINOv2, DINOv3 and BEiT do."""
+    told = inspect.signature(type(_backbone(module).embeddings).forward).parameters
+    return takes_other_sizes(module) and "interpolate_pos_encoding" not in told
 
 
 def _backbone(module: Any) -> Any:
@@ -109,24 +138,36 @@ def _embedding(backbone: Any, size: tuple[int, int]) -> parts.Embedding:
     source = backbone.embeddings
     conv = _first(source, "patch_embeddings", "patch_embedding")
     conv = conv.projection if hasattr(conv, "projection") else conv
-    tokens = [getattr(source, name, None) for name in ("cls_token", "class_embedding", "distillation_token")]
-    positioned = [t for t in tokens if t is not None]  # all of these have an entry in the position table
+    convolution = patch_convolution(conv)
+    check_dropout(source, "dropout")
+    positioned = _positioned_tokens(source)
     registers = getattr(source, "register_tokens", None)
     found = [*positioned, *([] if registers is None else [registers])]
-    prefix = prefix_tokens(*found) if found else conv.weight.detach().new_zeros(0, conv.out_channels)
+    prefix = prefix_tokens(*found) if found else convolution.weight.new_zeros(0, conv.out_channels)
     count = (size[0] // conv.kernel_size[0]) * (size[1] // conv.kernel_size[1])
     table = _position_table(source, conv.weight, len(positioned), count, size)
     if table is not None and registers is not None:  # registers stand after the class token and have no position
         gap = table.new_zeros(1, registers.shape[1], table.shape[-1])
         table = torch.cat([table[:, : len(positioned)], gap, table[:, len(positioned) :]], dim=1)
     return parts.Embedding(
-        conv.weight.detach(),
-        None if conv.bias is None else conv.bias.detach(),
+        convolution.weight,
+        convolution.bias,
         prefix,
         positions(table, prefix.shape[0], count),
         None,
         norm(getattr(backbone, "pre_layrnorm", None)),
     )
+
+
+def _positioned_tokens(source: Any) -> list[Tensor]:
+    """The prefix tokens that have an entry in the position table."""
+    tokens = [getattr(source, name, None) for name in ("cls_token", "class_embedding", "distillation_token")]
+    return [token for token in tokens if token is not None]
+
+
+def _count_prefix(backbone: Any) -> int:
+    registers = getattr(backbone.embeddings, "register_tokens", None)
+    return len(_positioned_tokens(backbone.embeddings)) + (0 if registers is None else registers.shape[1])
 
 
 def _position_table(source: Any, like: Tensor, extra: int, count: int, size: tuple[int, int]) -> Tensor | None:
@@ -149,13 +190,8 @@ def _rope(backbone: Any, size: tuple[int, int], like: Tensor) -> parts.Rope | No
     source = getattr(backbone, "rope_embeddings", None)
     if source is None:
         return None
-    # in training mode the coordinates are augmented at random: read them as in evaluation
-    training, source.training = source.training, False
-    try:
-        with torch.no_grad():
-            cos, sin = source(like.new_zeros(1, 3, *size))
-    finally:
-        source.training = training
+    with torch.no_grad():  # in training mode the coordinates are augmented at random
+        cos, sin = evaluation_clone(source)(like.new_zeros(1, 3, *size))
     return parts.Rope(sin, cos, half=True)
 
 
@@ -172,6 +208,7 @@ def _relative_bias(source: Any, grid: tuple[int, int]) -> Tensor | None:
 
 
 def _block(layer: Any, rope: parts.Rope | None, shared: Tensor | None, grid: tuple[int, int]) -> parts.Block:
+    check_dropout(layer, "dropout", "drop_path")
     own = _relative_bias(getattr(layer, "relative_position_bias", None), grid)
     bias = own if shared is None else shared if own is None else own + shared
     return parts.Block(
@@ -205,14 +242,59 @@ def _final_norm(backbone: Any) -> parts.Norm | None:
     return norm(_first(backbone, "layernorm", "norm", "post_layernorm"))
 
 
-def _head(module: Any, backbone: Any, final: parts.Norm | None) -> parts.Head:
-    kind = CLASSIFIERS[type(module).__name__]
+def _head(module: Any, backbone: Any) -> parts.Head:
+    final, kind = _final_norm(backbone), CLASSIFIERS[type(module).__name__]
     if kind == "pair":
         return parts.Head(final, kind, (linear(module.cls_classifier), linear(module.distillation_classifier)))
-    if not isinstance(module.classifier, nn.Linear):
+    if isinstance(module.classifier, nn.Identity):
         raise refuse(module, "it has no classification head (num_labels is 0)")
-    pooled = None
     if type(module).__name__ == "BeitForImageClassification":
-        pooled = norm(backbone.pooler.layernorm)
-        kind = "mean" if backbone.config.use_mean_pooling else "token"
-    return parts.Head(final, kind, (linear(module.classifier),), pooled)
+        return _pooler(backbone, module.classifier)
+    return classifier(module.classifier, final, kind)
+
+
+def _probe(backbone: Any, head: nn.Module, pool: str | None) -> parts.Head:
+    """A head on the tokens of a backbone, or on what its own pooler makes of them."""
+    final = _final_norm(backbone)
+    match pool:
+        case "token":
+            if not _positioned_tokens(backbone.embeddings):
+                raise no_pool(backbone, pool)
+            return classifier(head, final, "token")
+        case "avg":
+            return classifier(head, final, "mean")
+        case "map" if not isinstance(getattr(backbone, "head", None), nn.Module):
+            raise no_pool(backbone, pool)
+        case _:
+            return _pooler(backbone, head)
+
+
+def _pooler(backbone: Any, head: nn.Module) -> parts.Head:
+    """A head behind what the backbone gives as its ``pooler_output``."""
+    final, kind = _final_norm(backbone), type(backbone).__name__
+    if kind == "CLIPVisionModel":
+        return classifier(head, None, "token", pooled_norm=norm(backbone.post_layernorm))
+    if kind == "SiglipVisionModel" and isinstance(getattr(backbone, "head", None), nn.Module):
+        return classifier(head, final, "attention", attention_pool=_attention_pool(backbone.head))
+    if kind in ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel"):
+        return classifier(head, final, "token")
+    pooler = getattr(backbone, "pooler", None)
+    if pooler is None:
+        raise no_pool(backbone, "pooler")
+    if kind == "BeitModel":
+        return classifier(
+            head, final, "token" if pooler.layernorm is None else "mean", pooled_norm=norm(pooler.layernorm)
+        )
+    made = classifier(head, final, "token")
+    if made.dense is not None:
+        raise refuse(head, "behind a pooler only one linear layer is known")
+    return replace(made, dense=linear(pooler.dense), activation=activation(pooler.activation))
+
+
+def _attention_pool(pool: Any) -> parts.AttentionPool:
+    """SigLIP's: a learned query, attention, and an MLP beside it."""
+    attention = pool.attention
+    q, k, v, _ = fused_qkv(attention.in_proj_weight, attention.in_proj_bias)
+    scale = attention.head_dim**-0.5
+    mixing = parts.Attention(attention.num_heads, q, k, v, linear(attention.out_proj), scale)
+    return parts.AttentionPool(pool.probe.detach()[0], mixing, norm(pool.layernorm), _mlp(pool.mlp))

@@ -17,11 +17,11 @@ from torch import nn
 
 from vitrail.errors import VitrailError
 from vitrail.models import embedded
-from vitrail.models.checkpoints import load_state, read_state
+from vitrail.models.checkpoints import head_of, load_state, read_state
 from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import Output, View
-from vitrail.models.wrapping import as_pair, wrap
+from vitrail.models.wrapping import as_pair, outline, wrap
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FOLDERS = (".", "/", "~")  # how a folder begins where a name of the hub could stand
@@ -60,9 +60,8 @@ def load(
     if name is not None and not isinstance(name, str):
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
     device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # wrong ones are told before any work
-    request = LoadRequest(
-        name or "", checkpoint, pretrained, num_classes, img_size, {"labels": labels, "output": output}, model_args
-    )
+    view_args = {"labels": labels, "output": output}
+    request = LoadRequest(name or "", checkpoint, pretrained, num_classes, img_size, view_args, model_args, device)
     if name is None or name in embedded.names():
         request.refuse_for_embedded()
         view = embedded.load_embedded(name)
@@ -96,6 +95,12 @@ class LoadRequest:
     img_size: int | tuple[int, int] | None
     view_args: dict[str, Any]  # labels, output
     model_args: dict[str, Any]
+    device: torch.device
+
+    def view(self, module: nn.Module, **options: Any) -> View:
+        """The module as a view; on the meta device there is nothing to run."""
+        make = outline if self.device.type == "meta" else wrap
+        return make(module, name=self.name, **options, **self.view_args)
 
     @property
     def wants_weights(self) -> bool:
@@ -177,7 +182,7 @@ def _load_timm(request: LoadRequest) -> View:
     _fill(module, state, request)
     if trained is not None:
         module.set_input_size(img_size=as_pair(request.img_size))
-    return wrap(module, name=name, **request.view_args)
+    return request.view(module)
 
 
 def _trained_size(module: Any, state: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
@@ -206,7 +211,7 @@ def _load_torchvision(request: LoadRequest) -> View:
     weights = models.get_model_weights(short).DEFAULT if request.wants_weights else None
     module = _fetch(request.name, lambda: models.get_model(short, weights=weights, **arguments))
     _fill(module, state, request)
-    view = wrap(module, name=request.name, img_size=None if is_vit else request.img_size, **request.view_args)
+    view = request.view(module, img_size=None if is_vit else request.img_size)
     if weights is not None and request.img_size is None:
         view.preprocessing = Preprocess.from_torchvision(weights.transforms())
     return view
@@ -238,23 +243,27 @@ def _load_huggingface(request: LoadRequest) -> View:
     name = request.name
     source = _huggingface_source(name.removeprefix("hf:"))
     arguments = dict(request.model_args)
+    if arguments.pop("trust_remote_code", False):
+        raise _remote_code(name)
     if request.num_classes is not None:
         raise VitrailError(f"{name} has the classes of its own head; num_classes= is for timm and torchvision models.")
     with _quiet_transformers(local=Path(source).is_dir()):
         module, info = _fetch(
             name,
-            lambda: AutoModelForImageClassification.from_pretrained(source, output_loading_info=True, **arguments),
+            lambda: AutoModelForImageClassification.from_pretrained(
+                source, output_loading_info=True, trust_remote_code=False, **arguments
+            ),
         )
     lost = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
     if lost:
         raise VitrailError(
             f"{name} has no weights for {', '.join(lost[:6])}: it is a backbone without a classifier. Load it with "
-            f'transformers and use vitrail.wrap(backbone, head=…, pool="token"|"avg").'
+            f'transformers and use vitrail.wrap(backbone, head=…, pool="token"|"avg"|"pooler").'
         )
     processor = None
     if not Path(source).is_dir() or (Path(source) / "preprocessor_config.json").is_file():
-        processor = _fetch(name, lambda: AutoImageProcessor.from_pretrained(source))
-    return wrap(module, name=name, processor=processor, img_size=request.img_size, **request.view_args)
+        processor = _fetch(name, lambda: AutoImageProcessor.from_pretrained(source, trust_remote_code=False))
+    return request.view(module, processor=processor, img_size=request.img_size)
 
 
 @contextmanager
@@ -294,6 +303,8 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
             raise VitrailError(
                 f"{name} takes no argument {unknown[1]!r}: check how it is spelt, or leave it out."
             ) from error
+        if "trust_remote_code" in str(error):
+            raise _remote_code(name) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise VitrailError(
             f"could not build {name} or get its weights: {reason[:300]}. If this machine is offline, give "
@@ -301,12 +312,18 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
         ) from error
 
 
+def _remote_code(name: str) -> VitrailError:
+    return VitrailError(
+        f"{name} needs code of its own (trust_remote_code), which load() never runs: if you trust it, build the model "
+        f"with transformers and give it to vitrail.wrap."
+    )
+
+
 def _classes_in(state: Mapping[str, torch.Tensor]) -> int | None:
     """The number of outputs of the head in a checkpoint."""
-    for key in ("head.weight", "head.fc.weight", "heads.head.weight", "classifier.weight"):
-        if key in state:
-            return int(state[key].shape[0])
-    return None
+    names = [name for (_, kind), name in head_of(state).items() if kind == "weight"]
+    names.append("heads.head.weight")  # torchvision's last layer, where representation_size puts one before it
+    return next((int(state[name].shape[0]) for name in names if name in state), None)
 
 
 def _unknown_name(name: str) -> VitrailError:

@@ -7,7 +7,7 @@ sampled directly inside the crop instead; single 8-bit steps may then differ.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -160,6 +160,16 @@ class Preprocess:
         found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return found if any(self.dropped) else {name: value for name, value in found.items() if name != "dropped"}
 
+    def resized(self, size: tuple[int, int]) -> "Preprocess":
+        """Return the same steps for another input (height, width): the same share of the image is seen."""
+        rows, columns = size[0] / self.size[0], size[1] / self.size[1]
+        resize = self.resize
+        if isinstance(resize, int):
+            resize = round(resize * max(rows, columns))
+        elif resize is not None:
+            resize = (round(resize[0] * rows), round(resize[1] * columns))
+        return replace(self, size=size, resize=resize)
+
     @property
     def made(self) -> tuple[int, int]:
         """The (height, width) that the library makes."""
@@ -282,9 +292,9 @@ class Preprocess:
             seen = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
         if seen.shape[1:] == (height, width):
             return seen
-        canvas = torch.zeros(3, height, width)
+        canvas = torch.zeros(3, height, width, dtype=torch.float32, device="cpu")
         if self.fit == "border":
-            canvas += torch.tensor([round(255 * value) for value in self.mean]).view(3, 1, 1) / 255
+            canvas += canvas.new_tensor([round(255 * value) for value in self.mean]).view(3, 1, 1) / 255
         rows, columns = max(-top, 0), max(-left, 0)
         canvas[:, rows : rows + seen.shape[1], columns : columns + seen.shape[2]] = seen
         return canvas
@@ -297,9 +307,9 @@ class Preprocess:
         mode = InterpolationMode("nearest-exact" if self.interpolation == "nearest" else self.interpolation)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
         if self.arithmetic == "hf_torchvision_float":
-            pixels = pixels / 255
+            pixels = pixels.float() / 255
         scaled: Tensor = functional.resize(pixels, [size[1], size[0]], interpolation=mode, antialias=True)
-        return scaled if scaled.is_floating_point() else scaled / 255
+        return scaled if scaled.is_floating_point() else scaled.float() / 255
 
     def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
         """Sample only the part of a huge scaled image that the crop shows."""
@@ -332,7 +342,8 @@ def _huggingface_geometry(
     resize = config.get("size") if config.get("do_resize", True) else None
     exact, shortest = _pair(resize), (resize or {}).get("shortest_edge")
     size = crop or exact or model_size
-    if size is None or (resize is None and crop is not None) or (resize or {}).get("longest_edge"):
+    loose = crop is None and shortest is not None and model_size != (shortest, shortest)
+    if size is None or loose or (resize is None and crop is not None) or (resize or {}).get("longest_edge"):
         raise VitrailError(
             f"{name} (size {resize}, crop {crop}) does not lead to inputs of one size: "
             "set its size to height and width, or to shortest_edge with a center crop."

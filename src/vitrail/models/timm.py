@@ -8,14 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core import parts
+from vitrail.models.clone import evaluation_clone
 from vitrail.models.translation import (
     activation,
+    check_dropout,
+    classifier,
     fused_qkv,
     gamma,
-    head_of,
     linear,
     needed_norm,
+    no_pool,
     norm,
+    patch_convolution,
     positions,
     prefix_tokens,
     refuse,
@@ -25,6 +29,9 @@ NETWORKS = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit")
 BLOCKS = {"Block", "EvaBlock"}
 ATTENTIONS = {"Attention", "AttentionRope", "EvaAttention"}
 HIERARCHICAL = ("SwinTransformer", "SwinTransformerV2")
+POOLS: dict[str, parts.PoolKind] = {
+    "token": "token", "avg": "mean", "max": "max", "avgmax": "avgmax", "map": "attention"
+}  # fmt: skip
 
 
 def is_timm(module: nn.Module) -> bool:
@@ -43,8 +50,26 @@ def describe(
     shared = getattr(module, "rel_pos_bias", None)
     shared_bias = None if shared is None else shared().detach()
     blocks = tuple(_block(b, rope, shared_bias) for b, rope in zip(module.blocks, ropes, strict=True))
-    own = _head(module) if head is None else None
-    return parts.Architecture(embedding, blocks, head_of(head, pool, norm(module.norm), own, norm(module.fc_norm)))
+    check_dropout(module, "pos_drop", "patch_drop", "head_drop")
+    return parts.Architecture(embedding, blocks, _head(module, head, pool))
+
+
+def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
+    """What the network computes; with ``head``, from what it pools, or from its tokens where it pools otherwise."""
+    if head is None:
+        return module(images)
+    if isinstance(module.head, nn.Identity) and pool == module.global_pool and not hasattr(module, "head_dist"):
+        return head(module(images))
+    tokens = module.forward_features(images)
+    start = 0 if _includes_prefix(module, pool) else module.num_prefix_tokens
+    match pool:
+        case "token":
+            pooled = tokens[:, 0]
+        case "avg":
+            pooled = tokens[:, start:].mean(1)
+        case _:
+            pooled = module.attn_pool(tokens[:, start:])
+    return head(module.fc_norm(pooled))
 
 
 def native_size(module: Any) -> tuple[int, int]:
@@ -59,13 +84,17 @@ def takes_other_sizes(module: Any) -> bool:
     return bool(getattr(module, "dynamic_img_size", False))
 
 
+adapts_to_input = takes_other_sizes
+
+
 def _embedding(module: Any, size: tuple[int, int]) -> parts.Embedding:
     patch = module.patch_embed
     if type(patch).__name__ != "PatchEmbed":
         raise refuse(patch, "only a plain patch convolution can embed the image (no hybrid stem)")
+    convolution = patch_convolution(patch.proj)
     tokens = [module.cls_token, getattr(module, "dist_token", None), getattr(module, "reg_token", None)]
     found = [t for t in tokens if t is not None]
-    prefix = prefix_tokens(*found) if found else patch.proj.weight.detach().new_zeros(0, patch.proj.out_channels)
+    prefix = prefix_tokens(*found) if found else convolution.weight.new_zeros(0, patch.proj.out_channels)
     grid = (size[0] // patch.proj.kernel_size[0], size[1] // patch.proj.kernel_size[1])
     table = module.pos_embed
     if table is not None and takes_other_sizes(module):
@@ -74,8 +103,8 @@ def _embedding(module: Any, size: tuple[int, int]) -> parts.Embedding:
         own = 0 if module.no_embed_class else prefix.shape[0]
         table = resample_abs_pos_embed(table, new_size=list(grid), old_size=patch.grid_size, num_prefix_tokens=own)
     return parts.Embedding(
-        patch.proj.weight.detach(),
-        None if patch.proj.bias is None else patch.proj.bias.detach(),
+        convolution.weight,
+        convolution.bias,
         prefix,
         positions(table, prefix.shape[0], grid[0] * grid[1]),
         norm(patch.norm),
@@ -88,12 +117,8 @@ def _ropes(module: Any, grid: tuple[int, int]) -> list[parts.Rope | None]:
     source = getattr(module, "rope", None)
     if source is None:
         return [None] * len(module.blocks)
-    # the tables of a model in training mode may be augmented at random: read them as in evaluation
-    training, source.training = source.training, False
-    try:
-        table = (source.get_embed(shape=grid) if takes_other_sizes(module) else source.get_embed()).detach()
-    finally:
-        source.training = training
+    source = evaluation_clone(source)  # in training mode the tables may be augmented at random
+    table = (source.get_embed(shape=grid) if takes_other_sizes(module) else source.get_embed()).detach()
     tables = list(table) if getattr(module, "rope_mixed", False) else [table] * len(module.blocks)
     return [_rope(t, block.attn) for t, block in zip(tables, module.blocks, strict=True)]
 
@@ -108,6 +133,7 @@ def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> p
         raise refuse(
             block, "only serial pre-norm blocks can be explained (no parallel, post-norm or differential ones)"
         )
+    check_dropout(block, "drop_path1", "drop_path2")
     return parts.Block(
         needed_norm(block.norm1),
         _attention(block.attn, rope, shared_bias),
@@ -123,6 +149,7 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         raise refuse(attention, "only plain softmax attention can be explained (no differential or windowed one)")
     if getattr(attention, "gate", None) is not None or getattr(attention, "num_kv_groups", 1) > 1:
         raise refuse(attention, "gated and grouped-query attention are not written as operations")
+    check_dropout(attention, "attn_drop", "proj_drop")
     q, k, v, together = _qkv(attention)
     bias = shared_bias
     if getattr(attention, "relative_position_bias_table", None) is not None:
@@ -134,7 +161,7 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         k,
         v,
         linear(attention.proj),
-        attention.scale,
+        _scale(attention, q.weight.shape[0] // attention.num_heads),
         norm(getattr(attention, "q_norm", None)),
         norm(getattr(attention, "k_norm", None)),
         rope,
@@ -142,6 +169,11 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         norm(getattr(attention, "norm", None)),
         together,
     )
+
+
+def _scale(attention: Any, width: int) -> float:
+    """The factor of the scores: fused attention does not look at ``attention.scale``."""
+    return width**-0.5 if attention.fused_attn else float(attention.scale)
 
 
 def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear | None]:
@@ -155,6 +187,7 @@ def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, part
 
 def _mlp(mlp: Any) -> parts.Mlp:
     kind = type(mlp).__name__
+    check_dropout(mlp, "drop1", "drop2")
     inner, act = norm(getattr(mlp, "norm", None)), activation(mlp.act)
     if kind == "Mlp":
         return parts.Mlp(linear(mlp.fc1), linear(mlp.fc2), act, None, inner)
@@ -168,38 +201,51 @@ def _mlp(mlp: Any) -> parts.Mlp:
     raise refuse(mlp, "only Mlp, GluMlp and SwiGLU are known")
 
 
-def _head(module: Any) -> parts.Head:
-    if isinstance(module.head, nn.Identity):
-        raise refuse(module, "it has no classification head (num_classes is 0)")
-    if not isinstance(module.head, nn.Linear):
-        raise refuse(module.head, "as a head only one linear layer is known")
-    if hasattr(module, "head_dist"):
-        return parts.Head(norm(module.norm), "pair", (linear(module.head), linear(module.head_dist)))
-    kinds: dict[str, parts.PoolKind] = {
-        "token": "token", "avg": "mean", "max": "max", "avgmax": "avgmax", "map": "attention"
-    }  # fmt: skip
-    if module.global_pool not in kinds:
-        raise refuse(module, f"global_pool={module.global_pool!r} is not known")
-    pool = getattr(module, "attn_pool", None)
-    return parts.Head(
+def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:
+    """The model's own head, or a given one behind the pooling asked for."""
+    if head is None:
+        if isinstance(module.head, nn.Identity):
+            raise refuse(module, "it has no classification head (num_classes is 0)")
+        if hasattr(module, "head_dist"):
+            return parts.Head(norm(module.norm), "pair", (linear(module.head), linear(module.head_dist)))
+        head, pool = module.head, module.global_pool
+        if pool not in POOLS:
+            raise refuse(module, f"global_pool={pool!r} is not known")
+    elif pool not in POOLS or (pool == "token" and module.cls_token is None):
+        raise no_pool(module, pool)
+    if pool == "map" and getattr(module, "attn_pool", None) is None:
+        raise no_pool(module, pool)
+    return classifier(
+        head,
         norm(module.norm),
-        kinds[module.global_pool],
-        (linear(module.head),),
-        norm(module.fc_norm),
-        # an attention pool of Eva sees its prefix tokens too
-        bool(getattr(module, "pool_include_prefix", pool is not None)),
-        None if pool is None else _attention_pool(pool),
+        POOLS[pool],
+        pooled_norm=norm(module.fc_norm),
+        include_prefix=_includes_prefix(module, pool),
+        attention_pool=_attention_pool(module.attn_pool) if pool == "map" else None,
     )
+
+
+def _includes_prefix(module: Any, pool: str | None) -> bool:
+    """Whether its own pooling sees the prefix tokens too; an attention pool of Eva does."""
+    return pool == module.global_pool and bool(getattr(module, "pool_include_prefix", pool == "map"))
 
 
 def _attention_pool(pool: Any) -> parts.AttentionPool:
     if type(pool).__name__ != "AttentionPoolLatent" or pool.pos_embed is not None or pool.latent_len != 1:
         raise refuse(pool, "only a plain attention pool with one query is known")
+    check_dropout(pool, "proj_drop")
     width = pool.kv.in_features
     q = linear(pool.q) if isinstance(pool.q, nn.Linear) else parts.Linear(torch.eye(width).to(pool.latent))
     k, v = linear(pool.kv, slice(width)), linear(pool.kv, slice(width, None))
     attention = parts.Attention(
-        pool.num_heads, q, k, v, linear(pool.proj), pool.scale, norm(pool.q_norm), norm(pool.k_norm)
+        pool.num_heads,
+        q,
+        k,
+        v,
+        linear(pool.proj),
+        _scale(pool, pool.head_dim),
+        norm(pool.q_norm),
+        norm(pool.k_norm),
     )
     return parts.AttentionPool(
         pool.latent.detach()[0], attention, norm(pool.norm), None if pool.mlp is None else _mlp(pool.mlp)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.core import parts
 from vitrail.models.translation import (
     activation,
+    check_dropout,
+    classifier,
     fused_qkv,
-    head_of,
+    is_dropout,
     linear,
     needed_norm,
+    no_pool,
     norm,
+    patch_convolution,
     positions,
     prefix_tokens,
     refuse,
@@ -21,6 +25,7 @@ from vitrail.models.translation import (
 
 NETWORKS = ("VisionTransformer",)
 HIERARCHICAL = ("SwinTransformer",)
+POOLS: dict[str, parts.PoolKind] = {"token": "token", "avg": "mean"}
 
 
 def is_torchvision(module: nn.Module) -> bool:
@@ -33,24 +38,31 @@ def describe(
     """The canonical form of a torchvision ViT."""
     if type(module).__name__ not in NETWORKS:
         raise refuse(module, "it is not a plain Vision Transformer")
-    if not isinstance(module.conv_proj, nn.Conv2d):
-        raise refuse(module, "a convolutional stem is not a plain patch convolution")
-    prefix = prefix_tokens(module.class_token)
+    convolution, prefix = patch_convolution(module.conv_proj), prefix_tokens(module.class_token)
     count = module.encoder.pos_embedding.shape[1] - 1
     embedding = parts.Embedding(
-        module.conv_proj.weight.detach(),
-        None if module.conv_proj.bias is None else module.conv_proj.bias.detach(),
+        convolution.weight,
+        convolution.bias,
         prefix,
         positions(module.encoder.pos_embedding, prefix.shape[0], count),
     )
-    final = norm(module.encoder.ln)
-    own = None
-    if head is None:
-        if len(module.heads) != 1:
-            raise refuse(module, "a head of several layers (representation_size) is not known")
-        own = parts.Head(final, "token", (linear(module.heads[0]),))
+    check_dropout(module.encoder, "dropout")
     blocks = tuple(_block(block) for block in module.encoder.layers)
-    return parts.Architecture(embedding, blocks, head_of(head, pool, final, own))
+    if head is None:
+        head, pool = module.heads, "token"
+    if pool not in POOLS:
+        raise no_pool(module, pool)
+    return parts.Architecture(embedding, blocks, classifier(head, norm(module.encoder.ln), POOLS[pool]))
+
+
+def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
+    """What a clone of the network computes; with ``head``, from the tokens of its encoder."""
+    if head is None:
+        return module(images)
+    tokens: list[Tensor] = []
+    module.encoder.register_forward_hook(lambda _, __, out: tokens.append(out))
+    module(images)
+    return head(tokens[0][:, 0] if pool == "token" else tokens[0][:, 1:].mean(1))
 
 
 def native_size(module: Any) -> tuple[int, int]:
@@ -61,10 +73,18 @@ def takes_other_sizes(module: Any) -> bool:
     return False
 
 
+adapts_to_input = takes_other_sizes
+
+
 def _block(block: Any) -> parts.Block:
-    attention = block.self_attention
+    attention, mlp = block.self_attention, block.mlp
+    check_dropout(block, "dropout")
+    if type(attention) is not nn.MultiheadAttention:
+        raise refuse(attention, "only nn.MultiheadAttention can be explained")
+    if len(mlp) != 5 or not (is_dropout(mlp[2]) and is_dropout(mlp[4])):
+        raise refuse(mlp, "only two linear layers with an activation and dropout are known")
     q, k, v, together = fused_qkv(attention.in_proj_weight, attention.in_proj_bias)
     out, scale = linear(attention.out_proj), attention.head_dim**-0.5
     mixing = parts.Attention(attention.num_heads, q, k, v, out, scale, together=together)
-    mlp = parts.Mlp(linear(block.mlp[0]), linear(block.mlp[3]), activation(block.mlp[1]))
-    return parts.Block(needed_norm(block.ln_1), mixing, needed_norm(block.ln_2), mlp)
+    hidden = parts.Mlp(linear(mlp[0]), linear(mlp[3]), activation(mlp[1]))
+    return parts.Block(needed_norm(block.ln_1), mixing, needed_norm(block.ln_2), hidden)

@@ -29,24 +29,60 @@ ACTIVATIONS: dict[str, parts.Activation] = {
     "SiLUActivation": "silu",
     "Swish": "silu",
     "ReLU": "relu",
+    "Tanh": "tanh",
 }
+LIBRARIES = ("torch", "timm", "torchvision", "transformers")
 
 
 def refuse(thing: Any, why: str) -> VitrailError:
     """The error for something the engine cannot write as its operations; names the class."""
-    name = thing if isinstance(thing, str) else type(thing).__name__
     return VitrailError(
-        f"{name} is not supported: {why}. Supported: {SUPPORTED}. A backbone without a head: "
-        f'vitrail.wrap(backbone, head=nn.Linear(…), pool="token"|"avg").'
+        f"{class_name(thing)} is not supported: {why}. Supported: {SUPPORTED}. A backbone without a head: "
+        f'vitrail.wrap(backbone, head=nn.Linear(…), pool="token"|"avg"|"map"|"pooler").'
     )
+
+
+def no_pool(module: nn.Module, pool: str | None) -> VitrailError:
+    """The error for a way to pool that a backbone does not have."""
+    part = {"token": "class token", "map": "attention pool", "pooler": "pooler"}.get(str(pool), f"pooling {pool!r}")
+    return VitrailError(
+        f"{class_name(module)} has no {part}, so head= cannot go with pool={pool!r}: give another way to pool."
+    )
+
+
+def class_name(thing: Any) -> str:
+    """The name of an object's class, with its package where a class of torch.nn has the same name."""
+    kind = type(thing)
+    plain = getattr(nn, kind.__name__, kind) is kind
+    return kind.__name__ if plain else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_of_library(module: nn.Module) -> bool:
+    """Whether the class is one of torch or of a library whose networks are known."""
+    return type(module).__module__.partition(".")[0] in LIBRARIES
+
+
+def is_dropout(module: Any) -> bool:
+    """Whether a module does nothing in evaluation mode: Identity, dropout, DropPath or PatchDropout."""
+    kind = type(module)
+    return kind is nn.Identity or (is_of_library(module) and "Drop" in kind.__name__)
+
+
+def check_dropout(owner: Any, *names: str) -> None:
+    """Refuses anything but dropout where the library has dropout: the view leaves these places out."""
+    for name in names:
+        module = getattr(owner, name, None)
+        if module is not None and not is_dropout(module):
+            raise refuse(module, f"it stands in {type(owner).__name__}.{name}, where only dropout is known")
 
 
 def norm(module: nn.Module | None) -> parts.Norm | None:
     """LayerNorm or RMSNorm; None and Identity are no norm."""
     if module is None or isinstance(module, nn.Identity):
         return None
-    kind = type(module).__name__
-    if not isinstance(module, nn.LayerNorm) and kind not in ("RmsNorm", "RMSNorm"):
+    kind = type(module)
+    known = isinstance(module, nn.LayerNorm) or kind.__name__ in ("RmsNorm", "RMSNorm")
+    if not known or not (is_of_library(module) or kind.forward is nn.LayerNorm.forward):
         raise refuse(module, "as a norm layer only LayerNorm and RMSNorm are known")
     shape: Any = module.normalized_shape
     eps: Any = module.eps if module.eps is not None else torch.finfo(torch.float32).eps
@@ -64,10 +100,39 @@ def needed_norm(module: nn.Module) -> parts.Norm:
 
 def linear(module: nn.Module, rows: slice = slice(None)) -> parts.Linear:
     """A linear layer, or some of its output rows."""
-    if not isinstance(module, nn.Linear):
-        raise refuse(module, "expected a linear layer")
+    if not isinstance(module, nn.Linear) or not (
+        type(module).forward is nn.Linear.forward or getattr(module, "merged", False)  # loralib's, in evaluation mode
+    ):
+        raise refuse(module, "expected a linear layer (merge adapters, take the model before quantisation)")
     bias = _detached(module.bias)
     return parts.Linear(module.weight.detach()[rows], None if bias is None else bias[rows])
+
+
+def patch_convolution(module: nn.Module) -> parts.Linear:
+    """The convolution that embeds patches side by side: weight (d, channels, patch height, patch width)."""
+    if (
+        not isinstance(module, nn.Conv2d)
+        or type(module).forward is not nn.Conv2d.forward
+        or module.stride != module.kernel_size
+        or module.padding not in ((0, 0), "valid")
+        or module.dilation != (1, 1)
+        or module.groups != 1
+    ):
+        raise refuse(module, "only a plain patch convolution can embed the image (no convolutional stem, no overlap)")
+    return parts.Linear(module.weight.detach(), _detached(module.bias))
+
+
+def classifier(module: nn.Module, norm: parts.Norm | None, pool: parts.PoolKind, **options: Any) -> parts.Head:
+    """The head whose last part is one linear layer, or two with an activation between them; dropout is left out."""
+    children = list(module) if type(module) is nn.Sequential else [module]
+    layers = [child for child in children if not is_dropout(child)]
+    if not layers:
+        raise refuse(module, "it is no classification head")
+    if len(layers) == 3:
+        options |= {"dense": linear(layers[0]), "activation": activation(layers[1])}
+    elif len(layers) != 1:
+        raise refuse(module, "as a head only a linear layer is known, or two with an activation between them")
+    return parts.Head(norm, pool, (linear(layers[-1]),), **options)
 
 
 def fused_qkv(weight: Tensor, bias: Tensor | None) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear]:
@@ -92,9 +157,10 @@ def gamma(value: Any) -> Tensor | None:
     """A LayerScale, given as parameter, module or nothing."""
     if value is None or isinstance(value, nn.Identity | float):
         return None
-    for name in ("gamma", "lambda1"):
-        value = getattr(value, name, value)
-    return _detached(value)
+    scale = next((getattr(value, name) for name in ("gamma", "lambda1") if hasattr(value, name)), value)
+    if not isinstance(scale, Tensor):
+        raise refuse(value, "as a LayerScale only one factor per channel is known")
+    return scale.detach()
 
 
 def prefix_tokens(*tokens: Tensor | None) -> Tensor:
@@ -109,25 +175,6 @@ def positions(table: Tensor | None, prefix: int, count: int) -> Tensor | None:
     table = table.detach().reshape(-1, table.shape[-1])
     missing = prefix + count - table.shape[0]
     return table if not missing else torch.cat([table.new_zeros(missing, table.shape[1]), table])
-
-
-def head_of(
-    replacement: nn.Module | None,
-    pool: str | None,
-    norm_module: parts.Norm | None,
-    own: parts.Head | None,
-    pooled_norm: parts.Norm | None = None,
-) -> parts.Head:
-    """The model's own head, or the one given to ``wrap`` on a backbone without one."""
-    if replacement is None:
-        if pool is not None:
-            raise VitrailError("pool= goes with head=: a model with a head of its own is explained as it pools.")
-        assert own is not None
-        return own
-    kinds: dict[str, parts.PoolKind] = {"token": "token", "avg": "mean"}
-    if pool not in kinds:
-        raise VitrailError(f'head= needs pool="token" (class token) or "avg" (mean of the patches), but got {pool!r}.')
-    return parts.Head(norm_module, kinds[pool], (linear(replacement),), pooled_norm)
 
 
 def _detached(tensor: Tensor | None) -> Tensor | None:

@@ -57,7 +57,13 @@ class View:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The precision of its weights."""
         return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The precision that explanations are computed in: half is too coarse for their sums and differences."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def num_outputs(self) -> int:
@@ -80,15 +86,18 @@ class View:
         """(B, C, H, W) normalised → the model's own logits."""
         raise NotImplementedError
 
-    def check_images(self, images: Tensor) -> Tensor:
-        """The batch on the model's device and in its precision, or an error that says what is wrong."""
+    def check_images(self, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The batch on the model's device, in its precision or ``dtype``, or an error that says what is wrong."""
+        if self.device.type == "meta":
+            raise VitrailError(f"{self.name} has no weights (it is on the meta device): load it on another device.")
+        check_floats(images)
         images = self.preprocessing.seen(images)
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, *self.size):
             raise VitrailError(
                 f"{self.name} takes normalised images of shape (B, 3, {self.size[0]}, {self.size[1]}), "
                 f"but got {tuple(images.shape)}. Use model.preprocess(image), or load the model with img_size=."
             )
-        return images.to(self.device, self.dtype)
+        return images.to(self.device, dtype or self.dtype)
 
     # What a view can do beyond logits. A plain ViT has tokens; a hierarchical one has stages with features.
 
@@ -157,7 +166,7 @@ class View:
         raise self._without_tokens("tokens")
 
     def staged(self, images: Tensor, stages: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """The logits, and the features (B, C, h, w) of some stages."""
+        """The logits, and the features (B, C, h, w) of some stages, in the precision of the images."""
         raise VitrailError(f"{self.name} has no stages: it is a plain ViT.")
 
     def _without_tokens(self, what: str) -> VitrailError:
@@ -241,6 +250,24 @@ class View:
         """Moves the model (in place, as torch does) and returns the view."""
         self.module.to(device=device, dtype=dtype)
         return self
+
+
+def check_floats(images: Any) -> None:
+    """Refuses whatever cannot be a normalised image: no tensor, no floats, not in memory, not dense."""
+    if not isinstance(images, Tensor):
+        kind = type(images).__name__
+    elif images.is_meta:
+        kind = "a tensor on the meta device, which holds no values"
+    elif images.layout is not torch.strided or images.is_nested:
+        kind = "a nested tensor" if images.is_nested else f"a tensor of layout {images.layout}"
+    elif not images.is_floating_point():
+        kind = f"a tensor of {images.dtype}"
+    else:
+        return
+    raise VitrailError(
+        f"images must be a dense tensor of finite floats (normalised), but got {kind}: use model.preprocess(image), or "
+        "give vitrail.explain the picture itself."
+    )
 
 
 def _similar(wanted: str, names: Sequence[str]) -> list[str]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
 from vitrail.models import huggingface, timm, torchvision
+from vitrail.models.agreement import check_logits, check_tensors
+from vitrail.models.clone import evaluation_clone
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
 from vitrail.models.labels import imagenet_labels, read_labels
 from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -20,6 +23,7 @@ from vitrail.models.translation import refuse
 from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
 
+POOLS = ("token", "avg", "map", "pooler")
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Colour statistics of the published Hugging Face checkpoints, for a module that comes without its processor.
@@ -32,7 +36,7 @@ def wrap(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     *,
-    head: nn.Linear | None = None,
+    head: nn.Module | None = None,
     pool: str | None = None,
     output: Output | None = None,
     img_size: int | tuple[int, int] | None = None,
@@ -41,15 +45,17 @@ def wrap(
 ) -> View:
     """A view of a timm, torchvision or Hugging Face module you already have.
 
+    The module is run once, on a random image in evaluation mode: its logits and the view's must be the same.
+
     Args:
         module: the network; it is never changed.
         labels: class names, or a file of them; None = what the model knows.
         mean: colour mean of the preprocessing, if not the model's own.
         std: colour deviation, likewise.
         head: a linear head for a backbone without one.
-        pool: with ``head``: "token" or "avg".
+        pool: with ``head``: "token", "avg", "map" (attention pool) or "pooler" (Hugging Face's ``pooler_output``).
         output: "softmax" or "sigmoid"; None = as the model says.
-        img_size: input size, for networks that take several.
+        img_size: input size, for networks that take several; None = the processor's, or the model's own.
         processor: the Hugging Face image processor, if at hand.
         name: what to call it.
     """
@@ -59,32 +65,102 @@ def wrap(
         raise VitrailError(
             f"wrap() takes an nn.Module, but got {type(module).__name__}. To load by name: vitrail.load."
         )
+    if "_orig_mod" in module._modules and (module._forward_hooks or module._forward_pre_hooks):
+        raise VitrailError("the compiled module has hooks of its own: register them on the module inside (_orig_mod).")
     inner = getattr(module, "_orig_mod", module)  # a torch.compile'd model is read through
-    name = name or _name(inner)
-    if is_hierarchical(inner):
+    check_tensors(inner)
+    if head is not None:
+        check_tensors(head)
+        _check_kind(inner, head)
+    view = outline(inner, labels, mean, std, head, pool, output, img_size, processor, name)
+    check_logits(view, partial(_own_logits, head=None if head is None else evaluation_clone(head), pool=pool))
+    return view
+
+
+def outline(
+    module: Any,
+    labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    head: nn.Module | None = None,
+    pool: str | None = None,
+    output: Output | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    processor: Any = None,
+    name: str | None = None,
+) -> View:
+    """A view as ``wrap`` makes it, of a module that is not run: it may be without weights."""
+    name = name or _name(module)
+    if head is None and pool is not None:
+        raise VitrailError("pool= goes with head=: a model with a head of its own is explained as it pools.")
+    if head is not None and pool not in POOLS:
+        raise VitrailError(
+            f'head= needs pool="token" (class token), "avg" (mean of the patches), "map" (attention pool) or "pooler" '
+            f"(Hugging Face's pooler_output), but got {pool!r}."
+        )
+    if is_hierarchical(module):
         if head is not None:
-            raise refuse(inner, "head= is for backbones with tokens")
-        size = as_pair(img_size) or _hierarchical_size(inner)
-        view: View = Hierarchical(inner, name, _preprocess(inner, size, mean, std, processor))
+            raise refuse(module, "head= is for backbones with tokens")
+        preprocessing = _preprocess(module, _hierarchical_size(module), img_size, mean, std, processor)
+        view: View = Hierarchical(module, name, preprocessing)
     else:
-        adapter = _adapter(inner)
-        size = _input_size(inner, adapter, img_size)
-        describe = partial(adapter.describe, inner, size, head, pool)
-        width, channels, *patch = describe().embedding.weight.shape  # refuse now, not at the first call
+        adapter = _adapter(module)
+        preprocessing = _preprocess(module, adapter.native_size(module), img_size, mean, std, processor)
+        _check_size(module, adapter, preprocessing.size, img_size)
+        describe = partial(adapter.describe, module, preprocessing.size, head, pool)
+        architecture = _described(module, describe)  # refuse now, not at the first call
+        _, channels, *patch = architecture.embedding.weight.shape
         if channels != 3:
-            raise refuse(inner, f"it takes {channels} colour channels; only RGB models can be explained")
-        if head is not None and head.in_features != width:
-            raise VitrailError(
-                f"head= takes {head.in_features} numbers, but {name} gives {width} per token: expected "
-                f"nn.Linear({width}, {head.out_features})."
-            )
-        preprocessing = _whole_patches(_preprocess(inner, size, mean, std, processor), patch)
-        view = ViT(inner, name, preprocessing, describe=describe)
+            raise refuse(module, f"it takes {channels} colour channels; only RGB models can be explained")
+        if head is not None:
+            _check_width(architecture, name)
+        view = ViT(module, name, _whole_patches(preprocessing, patch), describe=describe)
     view.labels = _labels(view, labels)
     view.output = output or _output(view)
     if view.output not in ("softmax", "sigmoid"):
         raise VitrailError(f'output must be "softmax" or "sigmoid", but got {output!r}.')
     return view
+
+
+def _check_kind(module: nn.Module, head: nn.Module) -> None:
+    """Backbone and head must have one precision and one device."""
+    (dtype, device), (own_dtype, own_device) = (
+        (parameter.dtype, parameter.device) for parameter in (next(module.parameters()), next(head.parameters()))
+    )
+    if (dtype, device) != (own_dtype, own_device):
+        raise VitrailError(
+            f"head= has {own_dtype} on {own_device}, but the backbone has {dtype} on {device}: use "
+            f"head.to({str(device)!r}, {dtype})."
+        )
+
+
+def _described(module: nn.Module, describe: Callable[[], Architecture]) -> Architecture:
+    try:
+        return describe()
+    except (AttributeError, TypeError, IndexError, RuntimeError) as error:  # a part is missing, or is something else
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise refuse(module, f"its parts are not those that its library builds ({reason})") from error
+
+
+def _check_width(architecture: Architecture, name: str) -> None:
+    """A head given to ``wrap`` must take what is pooled."""
+    head, width = architecture.head, architecture.embedding.weight.shape[0]
+    if head.attention_pool is not None:
+        width = head.attention_pool.attention.proj.weight.shape[0]
+    for linear in head.linears if head.dense is None else (head.dense, *head.linears):
+        outputs, inputs = linear.weight.shape
+        if inputs != width:
+            raise VitrailError(
+                f"head= takes {inputs} numbers, but {name} gives {width}: expected nn.Linear({width}, {outputs})."
+            )
+        width = outputs
+
+
+def _own_logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
+    if is_hierarchical(module):
+        out = module(images)
+        return out.logits if hasattr(out, "logits") else out
+    return _adapter(module).logits(module, images, head, pool)
 
 
 def _adapter(module: nn.Module) -> ModuleType:
@@ -94,6 +170,8 @@ def _adapter(module: nn.Module) -> ModuleType:
         (huggingface, huggingface.is_huggingface),
     ):
         if is_own(module):
+            if type(module).__name__ not in adapter.NETWORKS:
+                raise refuse(module, "it is not a plain Vision Transformer")
             return adapter
     raise refuse(module, "it comes from none of timm, torchvision and Hugging Face")
 
@@ -117,18 +195,24 @@ def as_pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return pair[0], pair[1]
 
 
-def _input_size(module: nn.Module, adapter: ModuleType, wanted: int | tuple[int, int] | None) -> tuple[int, int]:
-    if type(module).__name__ not in adapter.NETWORKS:
-        raise refuse(module, "it is not a plain Vision Transformer")
-    asked, native = as_pair(wanted), adapter.native_size(module)
-    if asked is None or asked == native:
-        return native
+def _check_size(
+    module: nn.Module, adapter: ModuleType, size: tuple[int, int], wanted: int | tuple[int, int] | None
+) -> None:
+    """The network must take the size asked for, or the one that its processor makes."""
+    native = adapter.native_size(module)
+    if size == native:
+        return
+    built = f"{type(module).__name__} was built for images of {native[0]}×{native[1]} and cannot take"
     if not adapter.takes_other_sizes(module):
         raise VitrailError(
-            f"{type(module).__name__} was built for images of {native[0]}×{native[1]} and cannot take {asked[0]}×"
-            f"{asked[1]}. With timm: create_model(…, img_size={asked}) or model.set_input_size(img_size={asked})."
+            f"{built} {size[0]}×{size[1]}. With timm: create_model(…, img_size={size}) or "
+            f"model.set_input_size(img_size={size})."
         )
-    return asked
+    if wanted is None and not adapter.adapts_to_input(module):
+        raise VitrailError(
+            f"{built} the {size[0]}×{size[1]} that its processor makes, unless its positions are interpolated: give "
+            f"img_size={size} for that, img_size={native}, or another processor."
+        )
 
 
 def _hierarchical_size(module: Any) -> tuple[int, int]:
@@ -141,13 +225,17 @@ def _hierarchical_size(module: Any) -> tuple[int, int]:
 
 def _preprocess(
     module: Any,
-    size: tuple[int, int],
+    native: tuple[int, int],
+    img_size: int | tuple[int, int] | None,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
     processor: Any,
 ) -> Preprocess:
+    asked = as_pair(img_size)
+    size = asked or native
     if processor is not None:
-        base = Preprocess.from_huggingface(processor, size)
+        base = Preprocess.from_huggingface(processor, native)
+        base = base if asked is None else base.resized(asked)
     elif timm.is_timm(module):
         from timm.data import resolve_model_data_config
 
@@ -159,8 +247,8 @@ def _preprocess(
         base = Preprocess(size, *colours, interpolation="bilinear", fit="squash")
     else:
         base = Preprocess(size, interpolation="bilinear", fit="crop", resize=round(min(size) * 256 / 224))
-    given: dict[str, Any] = {"mean": mean, "std": std, "size": size}
-    changes: dict[str, Any] = {name: tuple(value) for name, value in given.items() if value is not None}
+    colour = {"mean": mean, "std": std}
+    changes: dict[str, Any] = {name: tuple(value) for name, value in colour.items() if value is not None}
     return replace(base, **changes)
 
 

@@ -104,13 +104,13 @@ def test_lists_are_read() -> None:
      "x(a b=1)", "x(=1)", "x(a=[1)", "x(a=1]", "x()y", "a,b", "x(a=1) y", "x;y", "x-y", "$(ls)", "`ls`"],
 )  # fmt: skip
 def test_what_is_no_call_is_refused(text: str) -> None:
-    with pytest.raises(VitrailError, match="cannot read"):
+    with pytest.raises(VitrailError, match="cannot parse"):
         split_call(text)
 
 
 @pytest.mark.parametrize("text", ["x(a=1)(b=2)", "x(a=1), y(b=2)", "x(a=[1)(2])", "x(a=(1])", "x(a=][)"])
 def test_crossed_brackets_are_refused(text: str) -> None:
-    with pytest.raises(VitrailError, match="cannot read"):
+    with pytest.raises(VitrailError, match="cannot parse"):
         split_call(text)
 
 

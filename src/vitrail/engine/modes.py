@@ -1,0 +1,32 @@
+"""What an explanation must not depend on: the caller's modes; and how running out of memory shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from vitrail.errors import VitrailError
+
+
+@contextmanager
+def own_modes() -> Iterator[None]:
+    """Inside, the caller's inference mode, autocast and default device have no effect; gradients are possible."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        for kind in filter(torch.is_autocast_enabled, filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps"))):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; torch has no exception of its own for that of a CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def too_large(name: str) -> VitrailError:
+    """A single image does not fit in memory."""
+    return VitrailError(f"one image at a time does not fit in memory with {name}: use a smaller model, or img_size=.")

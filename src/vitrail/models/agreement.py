@@ -1,0 +1,134 @@
+"""Whether a view is its module: tensors that can be computed with, and the same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from vitrail.errors import VitrailError
+from vitrail.models.clone import evaluation_clone
+from vitrail.models.translation import LIBRARIES, class_name, is_of_library
+from vitrail.models.view import View
+
+# How far logits may be apart, of the largest or of 1: 10 to 100 times what rounding makes of ViT-B and ViT-L.
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+
+def check_tensors(module: nn.Module) -> None:
+    """Refuses, by name, parameters and buffers that are no plain numbers in memory."""
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            raise VitrailError(f"{name} has no shape yet (a lazy layer): run the model once before wrap().")
+        if tensor.is_meta:
+            raise VitrailError(f"{name} is on the meta device, without any values: load the weights before wrap().")
+        if tensor.is_inference():
+            raise VitrailError(
+                f"{name} was made under torch.inference_mode(), where gradients cannot pass: build the model outside "
+                f"it, or give copy.deepcopy(module)."
+            )
+        if tensor.layout != torch.strided:
+            raise VitrailError(f"{name} is a sparse tensor: make it dense (tensor.to_dense()) before wrap().")
+    for name, parameter in module.named_parameters():
+        is_plain = type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__
+        if not parameter.is_floating_point() or not is_plain:
+            kind = str(parameter.dtype).removeprefix("torch.") if is_plain else class_name(parameter)
+            raise VitrailError(
+                f"{name} is no plain tensor of floating point numbers but quantised or distributed ({kind}): give the "
+                f"model as it was before."
+            )
+    devices = {str(parameter.device) for parameter in module.parameters()}
+    if len(devices) > 1:
+        raise VitrailError(f"the parameters are on several devices ({', '.join(sorted(devices))}): move them to one.")
+
+
+def check_logits(view: View, own: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    """Compares the view with its module, in evaluation mode, on a random input.
+
+    Args:
+        view: the view.
+        own: what the library computes from a module and images (1, 3, H, W).
+    """
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, 3, *view.preprocessing.made, generator=generator).to(view.device, view.dtype)
+    with (
+        torch.random.fork_rng([view.device] if view.device.type == "cuda" else []),  # a module may draw numbers
+        torch.no_grad(),
+        torch.autocast(view.device.type, enabled=False),
+    ):
+        expected = _tried(view, view.name, lambda: own(evaluation_clone(view.module), images))
+        logits = _tried(view, f"vitrail's view of {view.name}", lambda: view.logits(images))
+    if logits.shape != expected.shape:
+        raise _differ(view, f"the module's have the shape {tuple(expected.shape)}, the view's {tuple(logits.shape)}")
+    size = max(1.0, float(expected.abs().nan_to_num(0.0, 0.0).max()))
+    tolerance = size * _tolerance(view)
+    if not torch.allclose(logits.double(), expected.double(), rtol=0.0, atol=tolerance, equal_nan=True):
+        gap = float((logits.double() - expected.double()).abs().max())
+        raise _differ(view, f"by {gap:.3g} where the largest is {size:.3g}")
+
+
+def _tolerance(view: View) -> float:
+    dtypes = {p.dtype for p in view.module.parameters()} & TOLERANCES.keys()
+    if torch.float32 in dtypes and _rounds_products(view.device):
+        dtypes.add(torch.float16)  # which has as many bits as TF32
+    return max((TOLERANCES[dtype] for dtype in dtypes), default=0.0)
+
+
+def _rounds_products(device: torch.device) -> bool:
+    """Whether products of float32 may be computed in fewer bits: convolutions on CUDA are, by default."""
+    try:
+        return device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # set backend by backend
+        return True
+
+
+def _tried(view: View, what: str, compute: Callable[[], Tensor]) -> Tensor:
+    try:
+        return compute()
+    except VitrailError:
+        raise
+    except Exception as error:  # a module runs any code
+        dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in view.module.parameters()})
+        mixed = f" Its parameters are {' and '.join(dtypes)}: convert it to one." if len(dtypes) > 1 else ""
+        reason = (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")
+        height, width = view.preprocessing.made
+        raise VitrailError(
+            f"{what} fails on a random image of {height}×{width} ({type(error).__name__}: {reason})."
+            f"{mixed}{_suspects(view.module)}"
+        ) from error
+
+
+def _differ(view: View, how: str) -> VitrailError:
+    suspects = _suspects(view.module) or " Something in it computes what the view does not know."
+    return VitrailError(
+        f"the logits of {view.name} and of vitrail's view of it differ on a random image ({how}), so its explanations "
+        f"would be those of another model.{suspects}"
+    )
+
+
+def _suspects(module: nn.Module) -> str:
+    """What in the module's structure may be the reason, as a sentence."""
+    changes = list(islice(_changes(module), 4))
+    if not changes:
+        return ""
+    mode = " It is in training mode, and functions that hold parts of it run these so: try module.eval() first."
+    return f" A likely reason: {'; '.join(changes)}.{mode if module.training else ''}"
+
+
+def _changes(module: nn.Module) -> Iterator[str]:
+    """What was added to or replaced in a network of a library."""
+    for path, part in module.named_modules():
+        name, kind = path or type(module).__name__, type(part)
+        if not is_of_library(part):
+            yield f"{name} is a {class_name(part)}"
+        elif kind.forward.__module__.partition(".")[0] not in LIBRARIES:
+            yield f"{kind.__name__}.forward was replaced"
+        for hooks, what in ((part._forward_pre_hooks, "pre-hook"), (part._forward_hooks, "hook")):
+            for hook in hooks.values():
+                yield f"{name} has a forward {what} ({getattr(hook, '__qualname__', class_name(hook))})"
+        for attribute, value in vars(part).items():
+            if callable(value) and callable(getattr(kind, attribute, None)):
+                yield f"{name}.{attribute} was replaced"

@@ -1,0 +1,48 @@
+"""A module as it is in evaluation mode, beside the module itself."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from types import MethodType
+from typing import Any, TypeVar, cast
+
+from torch import nn
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def evaluation_clone(module: Network) -> Network:
+    """The same network in evaluation mode: other module objects around the same parameters and buffers.
+
+    Hooks and forwards patched onto an instance come along and get the clone's modules, so calling it does what calling
+    the module in evaluation mode does, without ``torch.compile``. Modes, hooks and attributes of either can change
+    without the other's. Only what a patched function holds in its closure is still the original's.
+    """
+    clones = {id(part): type(part).__new__(type(part)) for part in module.modules()}
+    for part in module.modules():
+        attributes = {name: _attribute(value, clones) for name, value in vars(part).items()}
+        vars(clones[id(part)]).update(attributes, training=False, _compiled_call_impl=None)
+    return cast(Network, _bound(module, clones))
+
+
+def _attribute(value: Any, clones: dict[int, nn.Module]) -> Any:
+    """The clone's own: tables (children, parameters, hooks) are copies, so that a change to one is not to the other."""
+    if type(value) in (dict, OrderedDict):
+        return type(value)((name, _bound(entry, clones)) for name, entry in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_bound(entry, clones) for entry in value)
+    return _bound(value, clones)
+
+
+def _bound(value: Any, clones: dict[int, nn.Module]) -> Any:
+    """A module, or what is bound to one, as the clone has it."""
+    if isinstance(value, nn.Module):
+        inner = value._modules.get("_orig_mod", value)  # a torch.compile'd part is read through
+        return clones.get(id(inner), inner)
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, _bound(value.__self__, clones))
+    if type(value) is partial:
+        keywords = {name: _bound(argument, clones) for name, argument in value.keywords.items()}
+        return partial(_bound(value.func, clones), *(_bound(argument, clones) for argument in value.args), **keywords)
+    return value
