@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from pyarrow import parquet
 from tests.bench.run_plans import own_methods, plan, same, table  # noqa: F401
 from typer.testing import CliRunner
 
@@ -180,17 +179,17 @@ def test_a_full_disk_is_told_on_the_command_line(
 def test_a_disk_that_fills_is_told_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same where no small disk can be mounted: the third part does not fit."""
+    """The same where no small disk can be mounted: the parts of the third image do not fit."""
     monkeypatch.setattr(running, "EVERY", 0.0)
-    put, parts = parquet.write_table, list[object]()
+    sync, synced = os.fsync, list[int]()
 
-    def write(table: object, file: object) -> None:
-        parts.append(table)
-        if len(parts) > 3:
+    def full(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) > 16:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        put(table, file)
+        sync(handle)
 
-    monkeypatch.setattr(parquet, "write_table", write)
+    monkeypatch.setattr(os, "fsync", full)
     check_full_disk(tmp_path / "run", monkeypatch, capsys)
 
 
