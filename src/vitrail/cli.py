@@ -66,7 +66,7 @@ def main() -> None:
     # matplotlib, whose fonts and colours are used, complains where it cannot keep files of its own at home
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with warnings.catch_warnings(), _sigterm_like_ctrl_c() as terminated:
-        warnings.showwarning = _say_warning
+        warnings.showwarning = _WarningsOnce()
         code = _run()
         if code == STOPPED:
             _say("\nvitrail:", "stopped; everything written so far is complete.")
@@ -415,15 +415,24 @@ def _say_error(message: str) -> int:
     return 1
 
 
-def _say_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    _say("[yellow]Warning:[/]", str(message))
+class _WarningsOnce:
+    """Says each warning, but not a second time."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if str(message) not in self.said:
+            self.said.add(str(message))
+            _say("[yellow]Warning:[/]", str(message))
 
 
 def _say(what: str, text: str) -> None:

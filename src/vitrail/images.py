@@ -114,7 +114,11 @@ def open_image(path: Path) -> Image.Image:
     # Pillow's plugins raise almost anything on damaged headers.
     except Exception as error:
         raise VitrailError(f"Image '{path}' cannot be read: {_reason(error)}.") from error
-    _check_size(image, f"'{path}'")
+    try:
+        _check_size(image, f"'{path}'")
+    except VitrailError:
+        image.close()
+        raise
     return image
 
 

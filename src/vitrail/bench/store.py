@@ -180,12 +180,12 @@ class Store:
             known = {_map_key(name) for part in self.map_parts() for name in part}
             names = zip(rows["model"], rows["image"], rows["method"], rows["params"], rows["explained"], strict=True)
             shown = [(f"{model}|{image}", *rest) in known for model, image, *rest in names]
-            rows = rows[rows["error"].notna() | shown]
+            rows = rows[rows["error"].notna() | np.array(shown, dtype=bool)]
         if maps and any((self.folder / "pictures").glob(f"*{DAMAGED}")):
             pictures = self.pictures()
             pictured = set(zip(pictures["model"], pictures["image"], strict=True))
             shown = [pair in pictured for pair in zip(rows["model"], rows["image"], strict=True)]
-            rows = rows[rows["error"].notna() | shown]
+            rows = rows[rows["error"].notna() | np.array(shown, dtype=bool)]
         failed = rows["error"].notna()
         return {
             **dict.fromkeys(rows["key"][~failed]),
@@ -271,16 +271,15 @@ def _as_parquet(table: pa.Table) -> bytes:
 
 
 def _rows(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pq.read_table(io.BytesIO(content), columns=columns)
     missing = [name for name in NEEDED if name not in table.column_names]
     if missing:
         raise ValueError(f"it has no column {missing[0]}")
-    for field in schema():
-        if field.name in table.column_names and table.schema.field(field.name).type != field.type:
-            raise ValueError(f"its column {field.name} is {table.schema.field(field.name).type}, not {field.type}")
-    return table
+    known = schema()
+    return table.cast(pa.schema([known.field(own.name) if own.name in known.names else own for own in table.schema]))
 
 
 def _maps(content: bytes) -> dict[str, np.ndarray[Any, Any]]:
