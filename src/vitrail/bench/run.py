@@ -37,6 +37,7 @@ from vitrail.evaluating import (
     open_examples,
 )
 from vitrail.explaining import BATCH
+from vitrail.files import printable
 from vitrail.images import image_hash
 from vitrail.metrics.annotations import class_map, own_class
 from vitrail.metrics.base import Metric
@@ -89,7 +90,13 @@ def load_model(spec: ModelSpec) -> View:
 
     view = load(spec.name, **spec.options)
     if spec.preprocessing:
-        view.preprocessing = Preprocess.from_dict(view.preprocessing.to_dict() | spec.preprocessing)
+        try:
+            view.preprocessing = Preprocess.from_dict(view.preprocessing.to_dict() | spec.preprocessing)
+        except TypeError:
+            usual = view.preprocessing.to_dict()
+            raise VitrailError(
+                f"the model {spec.name} has preprocessing = {spec.preprocessing}, expected values as in {usual}."
+            ) from None
     return view
 
 
@@ -120,7 +127,7 @@ def run(
             worker = ModelRun(plan, spec.name, view, data, store, outcome, watch, retry)
             check_metrics_apply(worker)
             store.begin(plan, environment(view.device))  # only now: what the plan names is known to be there
-            worker.go(positions, store.done())
+            worker.go(positions, store.done(plan.maps))
             del view, worker
     outcome.seconds = time.perf_counter() - begin
     return outcome
@@ -318,15 +325,19 @@ class ModelRun:
         self.fresh = []
 
     def _flush(self) -> None:
-        """Writes what is in the buffer; rows last, so that what they speak of is there."""
-        maps, pictures, rows = self.maps, self.pictures, self.buffer
-        self.maps, self.pictures, self.buffer = {}, [], []
-        if maps:
-            self.keeper.add_maps(maps)
-        if pictures:
-            self.keeper.add_pictures(pictures)
-        if rows:
-            self.keeper.add_rows(rows)
+        """Writes what is in the buffer; rows last, so that what they speak of is there.
+
+        What is interrupted is still there for the next call, and what was just written is there twice at worst.
+        """
+        if self.maps:
+            self.keeper.add_maps(self.maps)
+            self.maps = {}
+        if self.pictures:
+            self.keeper.add_pictures(self.pictures)
+            self.pictures = []
+        if self.buffer:
+            self.keeper.add_rows(self.buffer)
+            self.buffer = []
         self.written = time.monotonic()
 
     def _picture(self, example: Example) -> dict[str, Any]:
@@ -376,7 +387,7 @@ class Failure:
 
 
 def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}"
+    return printable(str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}")
 
 
 def _all(metric: Metric) -> dict[str, Any]:

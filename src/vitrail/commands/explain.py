@@ -20,9 +20,9 @@ from rich.table import Table
 
 from vitrail.commands.outputs import class_part, file_stems, join_parts, own_results, params_part, several
 from vitrail.errors import VitrailError
-from vitrail.explaining import check_finite, default_method, explain_each, see
+from vitrail.explaining import Seen, check_finite, default_method, explain_each, see
 from vitrail.explanation import Explanation
-from vitrail.files import write_together
+from vitrail.files import printable, write_together
 from vitrail.images import image_files
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
@@ -156,7 +156,7 @@ def _explain_one(told: Console, method: Method, wanted: Wanted, report: Report, 
     first = found[0]
     # noted at once: a picture that is there is also in the table, should Ctrl-C come now
     report.rows += [_row(path, explanation, picture) for explanation in found]
-    report.thumbnails.append((small, f"{path.name}: {first.title}"))
+    report.thumbnails.append((small, f"{printable(path.name)}: {first.title}"))
     report.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in found]
     if alone:
         show_top(told, first)
@@ -169,18 +169,19 @@ def _explain_one(told: Console, method: Method, wanted: Wanted, report: Report, 
 def _explanations(
     method: Method, path: Path, target: str | None, against: str | None, top: int
 ) -> Iterator[Explanation]:
-    if top == 1:
-        yield from explain_each(method, [str(path)], target, against)
-        return
     view = method.model
+    picture = see(view, path)
+    if top == 1:
+        yield from explain_each(method, [picture], target, against)
+        return
     rival = None if against is None else view.class_index(against)
-    classes = [index for index in _ranked(view, path) if index != rival][:top]
-    yield from explain_each(method, [str(path)] * len(classes), classes, against)
+    classes = [index for index in _ranked(view, picture) if index != rival][:top]
+    yield from explain_each(method, [picture] * len(classes), classes, against)
 
 
-def _ranked(view: View, path: Path) -> list[int]:
+def _ranked(view: View, picture: Seen) -> list[int]:
     with torch.no_grad():
-        logits = view.logits(see(view, path).pixels[None])
+        logits = view.logits(picture.pixels[None])
     check_finite(view, logits)
     return view.class_scores(logits)[0].argsort(descending=True, stable=True).tolist()
 
@@ -279,7 +280,7 @@ def _finish_folder(told: Console, out: Path, report: Report) -> None:
     writer = csv.DictWriter(buffer, [*COLUMNS[:-1], *scored, COLUMNS[-1]])
     writer.writeheader()
     writer.writerows(report.rows)
-    files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": buffer.getvalue().encode()}
+    files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": printable(buffer.getvalue()).encode()}
     if report.thumbnails:
         files[out / "contact-sheet.png"] = _png(contact_sheet(report.thumbnails))
     write_together(files)
