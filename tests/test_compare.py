@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from vitrail.api import explain_each
 from vitrail.cli.compare import choose
 from vitrail.cli.program import main
 from vitrail.data import Scenes
+from vitrail.data.images import read_image
 from vitrail.explanation import Explanation
 from vitrail.methods.base import Method
 from vitrail.models.loading import load
@@ -73,23 +75,53 @@ def test_one_method_is_one_method_and_its_plain_name_stays(compare: Run) -> None
     assert "1 method → vitrail-out/scene.compare.png" in said
 
 
-def test_ctrl_c_keeps_the_maps_that_are_done(compare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sign", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_the_maps_that_are_done(
+    compare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals, expected: int
+) -> None:
     asked: list[str] = []
 
     def stopped(method: Method, *given: Any) -> Iterator[Explanation]:
         asked.append(method.info.name)
         if len(asked) == 4:
-            raise KeyboardInterrupt
+            signal.raise_signal(sign)
         return explain_each(method, *given)
 
+    def unhandled(*_: object) -> None:  # or SIGTERM would end all tests
+        raise AssertionError("nobody handles SIGTERM")
+
     monkeypatch.setattr("vitrail.cli.compare.explain_each", stopped)
-    code, said = compare("--methods", "decompx,gen_att,rollout", "--targets", "0,1")
-    assert code == 130
+    before = signal.signal(signal.SIGTERM, unhandled)
+    try:
+        code, said = compare("--methods", "decompx,gen_att,rollout", "--targets", "0,1")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == expected
     assert "Stopped: 3 of 6 maps → " in said
     (picture,) = (tmp_path / "vitrail-out").glob("*.png")
     assert Image.open(picture).width > 600
     saved = json.loads(picture.with_suffix(".json").read_text())
     assert [one["method"] for one in saved] == ["decompx", "gen_att", "rollout"]
+
+
+def test_the_picture_is_read_once(compare: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, images = [], set()
+
+    def read(source: Any) -> Image.Image:
+        sources.append(source)
+        return read_image(source)
+
+    def shared(method: Method, *given: Any) -> Iterator[Explanation]:
+        for found in explain_each(method, *given):
+            images.add(id(found.image))
+            yield found
+
+    monkeypatch.setattr("vitrail.api.read_image", read)
+    monkeypatch.setattr("vitrail.cli.compare.explain_each", shared)
+    code, said = compare("--methods", "decompx,gen_att,rollout", "--targets", "0,1")
+    assert code == 0, said
+    assert [str(source) for source in sources] == ["scene.png"]
+    assert len(images) == 1
 
 
 def test_ctrl_c_before_the_first_map_writes_nothing(

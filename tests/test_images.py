@@ -1,7 +1,11 @@
 """Every kind of picture becomes upright 8-bit RGB; everything else one clear error that names the file."""
 
+import errno
+import hashlib
 import os
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 from pathlib import Path
@@ -10,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data import images
-from vitrail.data.images import MAX_PIXELS, image_files, image_hash, read_image
+from vitrail.data import images, open_data
+from vitrail.data.images import MAX_PIXELS, image_files, image_hash, open_image, read_image
+from vitrail.data.paths import read_values
 from vitrail.errors import VitrailError
 
 RANDOM = np.random.default_rng(0)
@@ -236,13 +241,56 @@ def test_bombs_are_refused_before_decoding(limit: int | None, tmp_path: Path, mo
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
-def test_large_but_allowed_images_give_no_warning(tmp_path: Path) -> None:
-    path = png_without_pixels(tmp_path / "large.png", 10_000, 10_000)
-    assert MAX_PIXELS > 10_000**2
+def test_the_limit_is_64_million_pixels(tmp_path: Path) -> None:
+    """Pillow warns from 89 million on and refuses from 179 million on."""
+    assert MAX_PIXELS == 64_000_000
+    allowed = png_without_pixels(tmp_path / "allowed.png", 8_000, 8_000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with images._open(path) as image:
-            assert image.size == (10_000, 10_000)
+        with open_image(allowed) as image:
+            assert image.size == (8_000, 8_000)
+        for width, height in ((8_000, 8_001), (12_000, 12_000)):
+            path = png_without_pixels(tmp_path / "large.png", width, height)
+            with pytest.raises(VitrailError, match=f"{width:,} × {height:,} pixels, expected at most 64,000,000"):
+                read_image(path)
+            with pytest.raises(VitrailError, match="expected at most 64,000,000"):
+                read_values(path, "Mask")
+    with pytest.raises(VitrailError, match="expected at most 64,000,000"):
+        read_image(Image.new("1", (12_000, 12_000)))
+
+
+MEASURED = """
+import resource, sys
+import numpy
+from PIL import Image, ImageOps
+from vitrail.data.images import image_hash, read_image
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+image = read_image(sys.argv[1])
+image_hash(image)
+print(image.width * image.height, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "I;16"])
+def test_a_large_image_takes_its_pixels_and_one_copy(mode: str, tmp_path: Path) -> None:
+    """Pillow stores a pixel in four bytes, or in two; the result has four."""
+    path = tmp_path / "large.png"
+    Image.new(mode, (5_000, 4_000)).save(path, compress_level=1)
+    done = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, text=True, check=True)
+    pixels, kilobytes = map(int, done.stdout.split())
+    assert kilobytes * 1024 < 2.4 * 4 * pixels
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16", "F"])
+def test_strips_leave_no_seams(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = RANDOM.integers(0, 256, (50, 31, 4), dtype=np.uint8)
+    image = Image.fromarray(values[..., 0].astype(np.uint16) * 200) if mode == "I;16" else Image.fromarray(values)
+    image = image if mode == "I;16" else image.convert(mode)
+    whole = read_image(image)
+    monkeypatch.setattr(images, "_STRIP_PIXELS", 31 * 7)
+    assert np.array_equal(np.asarray(read_image(image)), np.asarray(whole))
+    assert image_hash(read_image(image)) == image_hash(whole)
+    assert image_hash(whole) == hashlib.sha256(b"31x50:" + whole.tobytes()).hexdigest()
 
 
 def test_folders_are_searched(tmp_path: Path) -> None:
@@ -254,6 +302,25 @@ def test_folders_are_searched(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a.jpg", "b.PNG", "deep/c.webp"]
     assert image_files([tmp_path / "notes.txt"]) == [tmp_path / "notes.txt"]
     assert image_files([str(tmp_path / "b.PNG"), tmp_path]) == [found[1], found[0], found[2]]
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    scan = os.scandir
+
+    def refuse(folder: str) -> object:
+        if Path(folder).name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for opened in (image_files, lambda paths: open_data(paths[0])):
+        with pytest.raises(VitrailError, match=r"cannot read '.*closed': Permission denied\."):
+            opened([tmp_path / "closed"])
+    too_long = "./" + "a" * 5_000
+    for opened in (image_files, lambda paths: open_data(paths[0])):
+        with pytest.raises(VitrailError, match=r"cannot read '.*aaa': File name too long\."):
+            opened([too_long])
 
 
 def test_nothing_found(tmp_path: Path) -> None:

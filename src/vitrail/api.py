@@ -143,8 +143,10 @@ class Seen:
     from_tensor: bool = False
 
 
-def see(view: View, source: ImageSource | Tensor) -> Seen:
-    """Any form of image, read and preprocessed; a tensor is taken as it is."""
+def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
+    """Any form of image, read and preprocessed; a tensor is taken as it is, and so is what was seen before."""
+    if isinstance(source, Seen):
+        return source
     if isinstance(source, Tensor):
         check_floats(source)
         source = view.preprocessing.seen(source)

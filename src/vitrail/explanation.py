@@ -32,7 +32,7 @@ from vitrail.models.loading import as_view, load
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
 from vitrail.show.colours import Scale
-from vitrail.show.figure import labelled, overlay
+from vitrail.show.figure import display_size, labelled, overlay
 from vitrail.show.heatmap import fit_to_image
 from vitrail.show.plots import curve_picture
 from vitrail.version import __version__
@@ -76,7 +76,9 @@ class Explanation:
 
     def overlay(self, alpha: float = 0.85, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
         """The map over the photo; signed maps in two colours about zero; unseen parts hatched."""
-        return overlay(self.image, self._on_image(mode), self.signed, alpha)
+        values = self._shown(mode)
+        photo = self.image.resize((values.shape[1], values.shape[0]), Image.Resampling.LANCZOS)
+        return overlay(photo, values, self.signed, alpha)
 
     def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
         """How good the map is, by metrics that need no more than the model and the image; kept with the explanation."""
@@ -114,10 +116,17 @@ class Explanation:
 
     def picture(self) -> Image.Image:
         """The overlay with class, probability and method under it, and the scores where they were asked for."""
-        return labelled(self.overlay(), self.title, self.detail, Scale.of(self._on_image(), self.signed))
+        return labelled(self.overlay(), self.title, self.detail, Scale.of(self._shown(), self.signed))
 
-    def _on_image(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
-        return fit_to_image(self.map, self.box, self.image.size, mode)
+    def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
+        """The map on the image, (H, W) of the image, or of what is shown of it where that is smaller."""
+        (width, height), (shown_width, shown_height) = self.image.size, display_size(self.image.size)
+        if shown_width >= width:
+            return fit_to_image(self.map, self.box, (width, height), mode)
+        across, down = shown_width / width, shown_height / height
+        left, top, right, bottom = self.box
+        box = (left * across, top * down, right * across, bottom * down)
+        return fit_to_image(self.map, box, (shown_width, shown_height), mode)
 
     @property
     def title(self) -> str:
@@ -170,7 +179,7 @@ class Explanation:
         buffer = io.BytesIO()
         self.picture().save(buffer, FORMATS[path.suffix.lower()])
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, default=str)
-        return {path: buffer.getvalue(), path.with_suffix(".json"): text.encode()}
+        return {path: buffer.getvalue(), path.with_suffix(".json"): text.encode(errors="backslashreplace")}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pixels, as JSON can hold it."""

@@ -1,4 +1,4 @@
-"""Writing files: complete or not at all."""
+"""Reading and writing files: what the system refuses is one error; what is written is complete or not there at all."""
 
 import contextlib
 import os
@@ -28,6 +28,21 @@ def write_together(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
     with _all_or_nothing() as placed:
         for path, content in contents.items():
             placed.stage(Path(path), partial(_write_bytes, content))
+
+
+def printable(text: str) -> str:
+    """Text that any file can hold: bytes of a file name that are not UTF-8 become escapes, a backslash and ``xe9``."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Name what the system refuses to look at: a folder without permission, a path that is too long."""
+    try:
+        yield
+    except OSError as error:
+        place = "a file" if error.filename is None else f"'{error.filename}'"
+        raise VitrailError(f"cannot read {place}: {error.strerror or error}.") from None
 
 
 class _Placement:

@@ -217,6 +217,49 @@ def test_plans_come_back_and_wrong_ones_are_told(tmp_path: Path) -> None:
         assert told in str(found.exception)
 
 
+WRONG = [
+    ("images = 'many'", "images = 'many', expected a whole number from 1"),
+    ("images = 0", "images = 0, expected a whole number from 1"),
+    ("images = true", "images = True, expected a whole number"),
+    ("images = 2.5", "images = 2.5, expected a whole number"),
+    ("seed = -1", "seed = -1, expected a whole number from 0"),
+    ("batch_size = [4]", r"batch_size = \[4\], expected a whole number"),
+    ("methods = 'tis'", "methods = 'tis', expected a list of texts"),
+    ("methods = [3]", r"methods = \[3\], expected a list of texts"),
+    ("metrics = {a = 1}", "metrics = {'a': 1}, expected a list of texts"),
+    ("cheap_only = 4", "cheap_only = 4, expected a list of texts"),
+    ("target = 5", "target = 5, expected text"),
+    ("protocol = ['tis']", r"protocol = \['tis'\], expected text"),
+    ("indices = [1, 2]", r"indices = \[1, 2\], expected text"),
+    ("maps = 'no'", "maps = 'no', expected true or false"),
+    ("deterministic = 1", "deterministic = 1, expected true or false"),
+    ("data = 7", "data = 7, expected text"),
+    ("models = 'photo'", "models = 'photo', expected a list of names"),
+    ("models = [7]", r"models = \[7\], expected a list of names"),
+    ("models = [{name = 7}]", "a model of .* has name = 7, expected text"),
+    ("models = [{name = 'photo', options = 3}]", "options = 3, expected a table"),
+    ("models = [{name = 'vit', options = {img_size = 'big'}}]", r"the model vit of .* has img_size = 'big', expected"),
+    ("models = [{name = 'vit', options = {num_classes = '3'}}]", "num_classes = '3', expected a whole number"),
+    ("models = [{name = 'vit', options = {checkpoint = 3}}]", "checkpoint = 3, expected text"),
+]
+
+
+@pytest.mark.parametrize(("line", "told"), WRONG)
+def test_values_of_the_wrong_type_are_told(tmp_path: Path, line: str, told: str) -> None:
+    right = {"models": "models = ['scenes']", "data": "data = 'scenes:2'"}
+    right[line.split(maxsplit=1)[0]] = line
+    (tmp_path / "plan.toml").write_text("\n".join(right.values()))
+    with pytest.raises(VitrailError, match=rf"plan\.toml has .*{told}|{told}"):
+        Plan.read(tmp_path / "plan.toml")
+
+
+def test_preprocessing_of_the_wrong_type_is_told(tmp_path: Path) -> None:
+    for wrong in ({"mean": 5}, {"crop_pct": "all"}, {"size": "64"}):
+        with pytest.raises(VitrailError, match=r"reprocessing has|has preprocessing = .* expected values as in"):
+            run(plan(models=[ModelSpec("scenes", {}, wrong)]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_command_line_runs_a_plan_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
     arguments = ["bench", "--data", "scenes:3", "--methods", "gen_att,tis(masks=16)", "--metrics",

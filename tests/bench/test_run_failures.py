@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
-from pyarrow import parquet
 from tests.bench.run_plans import own_methods, plan, same, table  # noqa: F401
 from typer.testing import CliRunner
 
@@ -26,6 +27,7 @@ from vitrail.bench.store import Store
 from vitrail.cli.program import app, main
 from vitrail.data import SceneData, Scenes
 from vitrail.data.base import Example
+from vitrail.report.report import report
 from vitrail.report.rows import read_results
 
 
@@ -79,6 +81,67 @@ def test_who_stops_a_run_is_heard(tmp_path: Path, stop: BaseException, method_th
     method_that_raises.append(stop)
     with pytest.raises(type(stop)):
         run(plan(images=2, methods=["random", "tests_raising"]), tmp_path)
+
+
+def test_sigterm_saves_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what was being written when it came."""
+
+    def unhandled(*_: object) -> None:  # or SIGTERM would end all tests
+        raise AssertionError("nobody handles SIGTERM")
+
+    def interrupted(keeper: Store, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not asked:
+            asked.append(len(rows))
+            signal.raise_signal(signal.SIGTERM)
+        add_rows(keeper, rows)
+
+    asked, add_rows = list[int](), Store.add_rows
+    monkeypatch.setattr(Store, "add_rows", interrupted)
+    monkeypatch.setattr(running, "EVERY", 0.1)
+    arguments = ["bench", "--data", "scenes:16@5", "--methods", "tests_noted", "--metrics", "sparseness", "--target",
+                 "label", "--batch-size", "1", "--out", str(tmp_path / "run")]  # fmt: skip
+    monkeypatch.setattr("sys.argv", ["vitrail", *arguments])
+    before = signal.signal(signal.SIGTERM, unhandled)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stopped.value.code == 143
+    assert "everything written so far is complete" in capsys.readouterr().err
+    measured = len((tmp_path / "explained.log").read_text().splitlines())
+    assert asked == [measured]
+    assert 0 < len(Store(tmp_path / "run").rows()) == measured < 16
+    assert not list((tmp_path / "run").rglob(".vitrail-*"))
+    told = CliRunner().invoke(app, arguments)
+    assert f"{measured} known before" in told.output, "the same command goes on"
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path, pictures: Path) -> None:
+    """An image, and a broken one, are named by escapes everywhere."""
+    (pictures / "2.png").rename(pictures / os.fsdecode(b"\xff.png"))
+    (pictures / "1.png").rename(pictures / os.fsdecode(b"\xfe.png"))
+    chosen = plan(data=str(pictures), methods=["random"], metrics=["sparseness"], target=None)
+    found = run(chosen, tmp_path / "run")
+    assert (found.images, found.errors) == (2, 1)
+    rows = Store(tmp_path / "run").rows()
+    assert sorted(rows["image"]) == ["0.png", r"\xfe.png", r"\xff.png"]
+    assert r"\xfe.png' is not an image" in rows["error"].dropna().iloc[0]
+    assert run(chosen, tmp_path / "run").rows == 0
+    assert report([tmp_path / "run"], tmp_path / "out", ["html", "csv"])[1]
+
+
+def test_a_folder_whose_own_name_is_not_utf_8_is_refused_before_anything_is_written(
+    tmp_path: Path, pictures: Path
+) -> None:
+    strange = pictures.rename(tmp_path / os.fsdecode(b"p\xff"))
+    arguments = ["bench", "--data", str(strange), "--model", "scenes", "--out", str(tmp_path / "run")]
+    told = CliRunner().invoke(app, arguments)
+    assert isinstance(told.exception, VitrailError)
+    assert "expected text in UTF-8" in str(told.exception)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture
@@ -178,17 +241,17 @@ def test_a_full_disk_is_told_on_the_command_line(
 def test_a_disk_that_fills_is_told_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same where no small disk can be mounted: the third part does not fit."""
+    """The same where no small disk can be mounted: the parts of the third image do not fit."""
     monkeypatch.setattr(running, "EVERY", 0.0)
-    put, parts = parquet.write_table, list[object]()
+    sync, synced = os.fsync, list[int]()
 
-    def write(table: object, file: object) -> None:
-        parts.append(table)
-        if len(parts) > 3:
+    def full(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) > 16:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        put(table, file)
+        sync(handle)
 
-    monkeypatch.setattr(parquet, "write_table", write)
+    monkeypatch.setattr(os, "fsync", full)
     check_full_disk(tmp_path / "run", monkeypatch, capsys)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests import families
+from tests.app.hostile import png, zeros
 from tests.command_line.given import Run, left, one_line
 
 from vitrail.cli.program import main
@@ -23,6 +24,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "empty folder": (["empty"], "No image found"),
     "not an image": (["notes.txt"], "is not an image"),
     "corrupt": (["corrupt.png"], "truncated or corrupt"),
+    "too large": (["large.png"], "12,000 × 12,000 pixels, expected at most 64,000,000: shrink it first"),
+    "name too long": (["a" * 5000], "File name too long"),
     "class": (["photo.png", "--target", "dgo"], "Did you mean 'dog'"),
     "class number": (["photo.png", "--target", "5"], "0…4"),
     "negative class": (["photo.png", "--target=-1"], "0…4"),
@@ -51,6 +54,7 @@ def test_a_wrong_request(case: str, vit: Run, tiny: list[str], photo: Path, plac
     (place / "empty").mkdir()
     (place / "notes.txt").write_text("not a picture")
     (place / "corrupt.png").write_bytes(photo.read_bytes()[:1000])
+    (place / "large.png").write_bytes(png(12_000, 12_000, rows=zeros(12_000, 12_000)))
     before = left(place)
     said = vit("explain", *arguments, *tiny)
     assert message in one_line(said)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.command_line.given import OVERVIEW, left, noise, written
+from tests.command_line.given import OVERVIEW, Run, left, noise, written
 
 import vitrail
+from vitrail.cli import explain as explaining
 from vitrail.cli.program import main
 
 # As a program
@@ -43,7 +46,8 @@ def test_the_console_script_ends_with_one_line_and_code_one(place: Path) -> None
     assert left(place) == set()
 
 
-def test_ctrl_c_keeps_what_is_done(tiny: list[str], place: Path) -> None:
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_what_is_done(sign: signal.Signals, code: int, tiny: list[str], place: Path) -> None:
     folder = place / "many"
     folder.mkdir()
     for number in range(80):
@@ -53,9 +57,9 @@ def test_ctrl_c_keeps_what_is_done(tiny: list[str], place: Path) -> None:
     )
     assert run.stdout is not None
     assert any("→" in line for line in run.stdout)  # the first picture is there
-    run.send_signal(signal.SIGINT)
+    run.send_signal(sign)
     _, err = run.communicate(timeout=60)
-    assert run.returncode == 130
+    assert run.returncode == code
     assert "everything written so far is complete" in err
     assert "Traceback" not in err
     names = written(place)
@@ -78,7 +82,108 @@ def test_output_in_an_old_encoding(tiny: list[str], photo: Path, place: Path, mo
         main()
     out.flush()
     assert not stop.value.code
-    assert b"? vitrail-out/photo" in out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert b"-> vitrail-out/photo" in out.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_second_sigterm_does_not_interrupt_the_saving(
+    vit: Run, tiny: list[str], album: Path, place: Path, monkeypatch: pytest.MonkeyPatch, sigterm_for_nobody: object
+) -> None:
+    def saving(*given: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        finish(*given)
+
+    finish = explaining._finish_folder
+    monkeypatch.setattr(explaining, "_finish_folder", saving)
+    explain_one = explaining._explain_one
+
+    def explain_then_stop(*given: Any, **more: Any) -> None:
+        explain_one(*given, **more)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(explaining, "_explain_one", explain_then_stop)
+    said = vit("explain", album, *tiny)
+    assert said.code == 143
+    assert "everything written so far is complete" in said.err
+    assert written(place) == {"a.decompx.skipplus.png", "a.decompx.skipplus.json"} | OVERVIEW
+    assert signal.getsignal(signal.SIGTERM) is sigterm_for_nobody, "the caller's handler is back"
+
+
+@pytest.fixture
+def sigterm_for_nobody() -> Iterator[object]:
+    """Fails the test where SIGTERM is not handled, instead of ending all tests."""
+
+    def unhandled(*_: object) -> None:
+        raise AssertionError("nobody handles SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, unhandled)
+    yield unhandled
+    signal.signal(signal.SIGTERM, before)
+
+
+FULL = "Error: cannot write to the standard output: No space left on device.\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_program_whose_output_is_a_full_device(unbuffered: str) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        command = program("--version")
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+@pytest.mark.parametrize("command", [["methods"], ["metrics", "--json"], ["reproduce", "--list"], ["--help"]])
+def test_output_on_a_full_device(command: list[str], vit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        said = vit(*command)
+    assert (said.code, said.err) == (1, FULL)
+
+
+STRANGE = b"caf\xe9"  # in Latin-1
+
+
+@pytest.fixture
+def strange_names(place: Path) -> Path:
+    """A picture whose name is not UTF-8, a broken one, and one that only ASCII lacks."""
+    folder = place / "names"
+    folder.mkdir()
+    noise(0).save(folder / "a.png")
+    noise(1).save(folder / "zü.png")
+    for name, content in ((STRANGE + b".png", (folder / "a.png").read_bytes()), (STRANGE + b"-2.png", b"broken")):
+        Path(os.fsdecode(bytes(folder) + b"/" + name)).write_bytes(content)
+    return folder
+
+
+def test_a_name_that_is_not_utf_8_does_not_end_a_folder(
+    vit: Run, tiny: list[str], strange_names: Path, place: Path
+) -> None:
+    said = vit("explain", strange_names, *tiny)
+    assert said.code == 1
+    assert "1 picture could not be explained" in said.out
+    stem = os.fsdecode(STRANGE)
+    pictures = {f"{name}.decompx.skipplus.png" for name in ("a", "zü", stem)}
+    assert written(place) == pictures | {name.replace(".png", ".json") for name in pictures} | OVERVIEW
+    with open(place / "vitrail-out" / "explanations.csv", newline="", encoding="utf-8") as file:
+        rows = [Path(row["image"]).name for row in csv.DictReader(file)]
+    assert rows == ["a.png", r"caf\xe9-2.png", r"caf\xe9.png", "zü.png"]
+    saved = place / "vitrail-out" / f"{stem}.decompx.skipplus.json"
+    assert vitrail.open(saved, check=False).image.size == (60, 40), "the path leads back to the picture"
+    assert vit("compare", strange_names / f"{stem}.png", "--methods", "rollout,gen_att", *tiny).code == 0
+    (as_json,) = json.loads(vit("explain", strange_names / f"{stem}.png", *tiny, "--json").out)
+    assert as_json["image"]["path"] == str(strange_names / f"{stem}.png")
+
+
+def test_names_in_a_locale_that_knows_only_ascii(tiny: list[str], strange_names: Path, place: Path) -> None:
+    old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    done = subprocess.run(
+        program("explain", strange_names, *tiny), capture_output=True, env=os.environ | old, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert rb"-> vitrail-out/z\xc3\xbc.decompx.skipplus.png" in done.stdout
+    assert rb"caf\xe9-2.png" in done.stdout
+    assert len(written(place)) == 2 * 3 + len(OVERVIEW)
+    assert "zü.png" in (place / "vitrail-out" / "explanations.csv").read_text(encoding="utf-8")
 
 
 def test_a_closed_pipe_is_no_error() -> None:

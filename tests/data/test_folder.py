@@ -1,5 +1,7 @@
 """Folders: classes by sub-folder, tables of labels with boxes and masks, and what must be refused."""
 
+import os
+
 import numpy as np
 import pytest
 from tests.data.layouts import picture, text, values
@@ -30,6 +32,15 @@ def test_class_folders_that_are_links(tmp_path):
     (tmp_path / "root" / "a").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     data = ImageFolder(tmp_path / "root")
     assert (data.labels, data.ids) == (("a", "b"), ["a/1.png", "b/2.png"])
+
+
+def test_names_that_are_not_utf_8_are_escaped(tmp_path):
+    for name in (b"a/1.png", b"caf\xe9/2.png", b"caf\xe9/\xff.png"):
+        picture(tmp_path / os.fsdecode(name))
+    data = ImageFolder(tmp_path)
+    assert data.labels == ("a", r"caf\xe9")
+    assert data.ids == ["a/1.png", r"caf\xe9/2.png", r"caf\xe9/\xff.png"]
+    assert [example.id for example in data] == data.ids
 
 
 def test_flat_folder_has_no_labels(tmp_path):

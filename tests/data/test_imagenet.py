@@ -1,5 +1,7 @@
 """ImageNet and Imagenette: both layouts, the devkit's own numbering, boxes as published code uses them."""
 
+import os
+
 import pytest
 from tests.data.layouts import (
     GOLDFISH,
@@ -194,3 +196,10 @@ def test_imagenette_counts_its_own_classes_or_imagenets(tmp_path):
     picture(tmp_path / "val" / SHARK / "a.JPEG")
     with pytest.raises(VitrailError, match=f"{SHARK}' is no class of imagenette"):
         Imagenette(tmp_path)
+
+
+def test_a_stray_file_whose_name_is_not_utf_8_is_left_out(tmp_path):
+    picture(tmp_path / "val" / TENCH / "a.JPEG")
+    picture(tmp_path / "val" / TENCH / os.fsdecode(b"\xff.JPEG"))
+    with pytest.warns(UserWarning, match=r"'\\xff\.JPEG' in '.*' is left out: its name is not UTF-8"):
+        assert ImageNet(tmp_path).ids == [f"{TENCH}/a.JPEG"]

@@ -18,8 +18,10 @@ from tests import families
 from tests.explaining.given import LABELS, files, noise
 
 import vitrail
-from vitrail import VitrailError
+from vitrail import VitrailError, explanation
 from vitrail.models.view import View
+from vitrail.show.figure import LONG_SIDE, overlay
+from vitrail.show.heatmap import fit_to_image
 
 # What comes back
 
@@ -84,6 +86,27 @@ def test_the_colours_of_a_method_do_not_depend_on_the_image(signed: bool | None,
     red, green, blue = np.asarray(found.overlay(alpha=1))[last, last].astype(int)
     assert (red > 2 * green) == bool(signed)  # dark red, or the yellow end of the perceptual map
     assert red > blue
+
+
+@pytest.mark.parametrize("size", [(3000, 2000), (1000, 4000)])
+def test_a_large_photo_is_drawn_at_the_size_at_which_it_is_shown(
+    size: tuple[int, int], model: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ex = vitrail.explain(model, noise(*size, 0), "decompx")
+    on_photo = overlay(ex.image, fit_to_image(ex.map, ex.box, ex.image.size), ex.signed)
+    fitted: list[tuple[int, int]] = []
+
+    def fit(values: torch.Tensor, box: Any, image_size: tuple[int, int], *more: Any) -> torch.Tensor:
+        fitted.append(image_size)
+        return fit_to_image(values, box, image_size, *more)
+
+    monkeypatch.setattr(explanation, "fit_to_image", fit)
+    shown, _ = ex.overlay(), ex.picture()
+    assert set(fitted) == {on_photo.size}
+    assert max(on_photo.size) == LONG_SIDE
+    differences = np.abs(np.asarray(shown, dtype=int) - np.asarray(on_photo, dtype=int)).max(axis=2)
+    assert np.quantile(differences, 0.99) <= 4, "the same as on all pixels, but for the edge of the crop"
+    assert ex.heatmap().shape == (size[1], size[0])
 
 
 def test_notebooks_and_repr(model: View, photo: Image.Image) -> None:

@@ -103,7 +103,7 @@ def test_what_is_no_tensor_is_no_map(given: Any, kind: str, model: View, photo: 
 
 
 def test_a_method_without_a_name_is_told_at_once() -> None:
-    with pytest.raises(VitrailError, match="with brackets"):
+    with pytest.raises(VitrailError, match="with parentheses"):
 
         @vitrail.method  # type: ignore[arg-type]
         def unnamed(model: Any, images: Tensor, target: Tensor) -> Tensor:

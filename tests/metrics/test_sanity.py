@@ -259,13 +259,13 @@ def test_completeness_is_what_the_method_measured() -> None:
     scored = Scheduler().run([ask_if_applicable(build_metric("completeness"), case) for case in cases])  # type: ignore[arg-type]
     with torch.no_grad():
         zero = torch.zeros_like(of.images[:1])
-        for i, ((one,), target) in enumerate(zip(scored, TARGETS, strict=True)):
+        for i, (one, target) in enumerate(zip(scored, TARGETS, strict=True)):
             assert one.value == float(gaps[i])
             gained = of.logits(of.images[i : i + 1])[0, target] - of.logits(zero)[0, target]
             whole = max(1.0, abs(float(of.logits(of.images[i : i + 1])[0, target])))  # the gap is relative to the score
             same(one.value, quality.completeness_gap(found.map[i], float(gained)) / whole)
     (nothing,) = Scheduler().run([ask_if_applicable(build_metric("completeness"), of.case(found.map[0]))])  # type: ignore[arg-type]
-    assert np.isnan(nothing[0].value), "a method that promises nothing is not measured"
+    assert np.isnan(nothing.value), "a method that promises nothing is not measured"
 
 
 # --- layers ---------------------------------------------------------------------------------------------------------

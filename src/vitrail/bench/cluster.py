@@ -7,6 +7,8 @@ worker is lost is given to another; its rows are written only when it is complet
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,7 +98,7 @@ def run_on_cluster(
     with store.locked():
         total = len(open_plan_data(plan))
         for spec in plan.models:
-            crew = Crew(ray, workers, (plan, spec, ray.put(store.done()), load, retry))
+            crew = Crew(ray, workers, (plan, spec, ray.put(store.done(plan.maps)), load, retry))
             crew.ready = lambda about: store.begin(plan, about)
             for count, shelf, own in crew.go([range(i, min(i + SHARD, total)) for i in range(0, total, SHARD)]):
                 _keep(store, shelf)
@@ -197,12 +199,17 @@ def _connect(address: str) -> Any:
         )
     if ray.is_initialized():
         return ray
+    here = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise VitrailError(
             f"there is no Ray cluster at {address!r} ({error}): start one with `ray start --head`, or use local."
         ) from None
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, handler)  # Ray puts its own in place of the caller's
     return ray
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class Plan:
     cheap_only: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        _check(vars(self), EXPECTED, "the plan")
         for name in ("models", "methods", "metrics", "cheap_only"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.models or not self.methods or not self.metrics:
@@ -104,8 +106,12 @@ class Plan:
         if unknown or missing:
             told = [f"{what}: {', '.join(own)}" for what, own in (("unknown", unknown), ("missing", missing)) if own]
             raise VitrailError(f"{name} does not fit ({'; '.join(told)}): expected {', '.join(sorted(known))}.")
+        if not isinstance(found["models"], list):
+            raise _wrong(name, "models", found["models"], EXPECTED["models"].what)
         models = [ModelSpec(one) if isinstance(one, str) else _model(one, name) for one in found["models"]]
-        return cls(**{**found, "models": models})
+        values = {**found, "models": models}
+        _check(values, EXPECTED, name)
+        return cls(**values)
 
     def write(self, path: str | Path) -> Path:
         """Writes the plan as TOML."""
@@ -113,12 +119,87 @@ class Plan:
         return save_atomically(path, lambda file: file.write(text.encode()))
 
 
-def _model(found: Mapping[str, Any], name: str) -> ModelSpec:
-    if "name" not in found or found.keys() - {"name", "options", "preprocessing"}:
+@dataclass(frozen=True)
+class Expected:
+    """What a value of a plan must be."""
+
+    what: str
+    fits: Callable[[Any], bool]
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it can be written down; a path whose bytes are not UTF-8 cannot."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_number(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple) and all(map(fits, value))
+
+
+TEXT = Expected("text in UTF-8", _is_text)
+CALLS = Expected('a list of texts, as ["tis", "rise(masks=256)"]', lambda value: _is_list(value, _is_text))
+COUNT = Expected("a whole number from 1 up", lambda value: _is_number(value, 1))
+FLAG = Expected("true or false", lambda value: isinstance(value, bool))
+TABLE = Expected("a table of names and values", lambda value: isinstance(value, Mapping))
+EXPECTED = {
+    "models": Expected(
+        "a list of names, or [[models]] tables", lambda value: _is_list(value, lambda one: isinstance(one, ModelSpec))
+    ),
+    "data": Expected('text in UTF-8, as "scenes:100" or the path of a folder', _is_text),
+    "methods": CALLS,
+    "metrics": CALLS,
+    "images": COUNT,
+    "seed": Expected("a whole number from 0 up", lambda value: _is_number(value, 0)),
+    "indices": TEXT,
+    "target": TEXT,
+    "protocol": TEXT,
+    "batch_size": COUNT,
+    "deterministic": FLAG,
+    "maps": FLAG,
+    "cheap_only": CALLS,
+}
+EXPECTED_MODEL = {"name": TEXT, "options": TABLE, "preprocessing": TABLE}
+EXPECTED_OPTIONS = {  # others go to the library that builds the model
+    "checkpoint": TEXT,
+    "labels": Expected("a file, or a list of names", lambda value: _is_text(value) or _is_list(value, _is_text)),
+    "pretrained": FLAG,
+    "num_classes": COUNT,
+    "img_size": Expected(
+        "a whole number from 1 up, or [height, width]",
+        lambda value: COUNT.fits(value) or (_is_list(value, COUNT.fits) and len(value) == 2),
+    ),
+    "output": TEXT,
+    "device": TEXT,
+    "dtype": TEXT,
+}
+
+
+def _check(values: Mapping[str, Any], expected: Mapping[str, Expected], name: str) -> None:
+    """Refuses the first value that is not what is expected of its key; None is what was not given."""
+    for key, value in values.items():
+        if value is not None and key in expected and not expected[key].fits(value):
+            raise _wrong(name, key, value, expected[key].what)
+
+
+def _wrong(name: str, key: str, value: Any, expected: str) -> VitrailError:
+    return VitrailError(f"{name} has {key} = {reprlib.repr(value)}, expected {expected}.")
+
+
+def _model(found: Any, name: str) -> ModelSpec:
+    if not isinstance(found, Mapping):
+        raise _wrong(name, "models", [found], EXPECTED["models"].what)
+    if "name" not in found or found.keys() - EXPECTED_MODEL.keys():
         raise VitrailError(
             f"a model of {name} has name, options and preprocessing; got {', '.join(found) or 'nothing'}."
         )
-    return ModelSpec(found["name"], dict(found.get("options", {})), dict(found.get("preprocessing", {})))
+    _check(found, EXPECTED_MODEL, f"a model of {name}")
+    options = dict(found.get("options", {}))
+    _check(options, EXPECTED_OPTIONS, f"the model {found['name']} of {name}")
+    return ModelSpec(found["name"], options, dict(found.get("preprocessing", {})))
 
 
 def _filled(call: str, usual: Mapping[str, Mapping[str, Any]]) -> str:

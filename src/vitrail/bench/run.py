@@ -40,6 +40,7 @@ from vitrail.evaluation import (
     explained_classes,
     open_examples,
 )
+from vitrail.files import printable
 from vitrail.methods.base import Method
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
@@ -87,7 +88,13 @@ def load_model(spec: ModelSpec) -> View:
 
     view = load(spec.name, **spec.options)
     if spec.preprocessing:
-        view.preprocessing = Preprocess.from_dict(view.preprocessing.to_dict() | spec.preprocessing)
+        try:
+            view.preprocessing = Preprocess.from_dict(view.preprocessing.to_dict() | spec.preprocessing)
+        except TypeError:
+            usual = view.preprocessing.to_dict()
+            raise VitrailError(
+                f"the model {spec.name} has preprocessing = {spec.preprocessing}, expected values as in {usual}."
+            ) from None
     return view
 
 
@@ -118,7 +125,7 @@ def run(
             worker = ModelRun(plan, spec.name, view, data, store, outcome, watch, retry)
             check_metrics_apply(worker)
             store.begin(plan, environment(view.device))  # only now: what the plan names is known to be there
-            worker.go(positions, store.done())
+            worker.go(positions, store.done(plan.maps))
             del view, worker
     outcome.seconds = time.perf_counter() - begin
     return outcome
@@ -308,15 +315,19 @@ class ModelRun:
         self.fresh = []
 
     def _flush(self) -> None:
-        """Writes what is in the buffer; rows last, so that what they speak of is there."""
-        maps, pictures, rows = self.maps, self.pictures, self.buffer
-        self.maps, self.pictures, self.buffer = {}, [], []
-        if maps:
-            self.keeper.add_maps(maps)
-        if pictures:
-            self.keeper.add_pictures(pictures)
-        if rows:
-            self.keeper.add_rows(rows)
+        """Writes what is in the buffer; rows last, so that what they speak of is there.
+
+        What is interrupted is still there for the next call, and what was just written is there twice at worst.
+        """
+        if self.maps:
+            self.keeper.add_maps(self.maps)
+            self.maps = {}
+        if self.pictures:
+            self.keeper.add_pictures(self.pictures)
+            self.pictures = []
+        if self.buffer:
+            self.keeper.add_rows(self.buffer)
+            self.buffer = []
         self.written = time.monotonic()
 
     def _picture(self, sight: Sight) -> dict[str, Any]:
@@ -350,7 +361,7 @@ class ModelRun:
 
 
 def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}"
+    return printable(str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}")
 
 
 def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:

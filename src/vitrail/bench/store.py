@@ -1,27 +1,31 @@
-"""A run folder: append-only parts, each written completely or not at all."""
+"""A run folder: append-only parts, each written completely or not at all, and left out where it is damaged."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import io
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
-from uuid import uuid4
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.bench.plan import Plan
+from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.files import save_atomically
 from vitrail.version import __version__
@@ -31,6 +35,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOCK = ".lock"
+SUFFIXES = {"rows": "parquet", "maps": "safetensors", "pictures": "parquet"}
+DAMAGED = ".damaged"  # behind the name of a part that was set aside
+NEEDED = ["key", "time", "method", "error"]  # columns without which rows cannot be told from each other
+NAME = re.compile(r"part-\d+-([0-9a-f]{16})\.\w+")  # with a digest of the content; names of older parts have none
+
+T = TypeVar("T")
 
 
 def schema() -> pa.Schema:
@@ -70,14 +80,15 @@ class Store:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self.damaged: dict[str, str] = {}  # parts that were left out, and why
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes from this run; the system lets go of the lock however this process ends."""
-        made = not self.folder.exists()
         try:
+            made = not self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = open(self.folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115
+            file = open(self.folder / LOCK, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
         except OSError as error:
             raise VitrailError(f"cannot write into the run folder {self.folder}: {error.strerror or error}.") from None
         with file:
@@ -93,6 +104,7 @@ class Store:
                 file.write(f"process {os.getpid()} on {socket.gethostname()}")
                 file.flush()
             try:
+                self._set_damaged_aside()
                 yield
             except BaseException:
                 if made and [path.name for path in self.folder.iterdir()] == [LOCK]:  # the run never began
@@ -104,8 +116,16 @@ class Store:
         return Plan.read(self.folder / "plan.toml")
 
     def environment(self) -> dict[str, Any]:
+        """Where and with what it ran; empty where that was not noted, or is damaged."""
         path = self.folder / "environment.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        try:
+            about = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{path} is left out, it cannot be read: {error}.", stacklevel=2)
+            return {}
+        return about if isinstance(about, dict) else {}
 
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
         """Notes the plan, and where and with what it runs (see ``environment``)."""
@@ -116,36 +136,32 @@ class Store:
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes a part; all of its rows or none."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         columns = schema()
         table = pa.Table.from_pylist([{name: row.get(name) for name in columns.names} for row in rows], columns)
-        save_atomically(self._part("rows", "parquet"), lambda file: pq.write_table(table, file))
+        self._add("rows", _as_parquet(table))
 
     def add_maps(self, maps: Mapping[str, Tensor]) -> None:
         from safetensors.torch import save
 
         content = save({name: one.detach().to("cpu", torch.float16).contiguous() for name, one in maps.items()})
-        save_atomically(self._part("maps", "safetensors"), lambda file: file.write(content))
+        self._add("maps", content)
 
     def add_pictures(self, pictures: Sequence[Mapping[str, Any]]) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        table = pa.Table.from_pylist(list(pictures))
-        save_atomically(self._part("pictures", "parquet"), lambda file: pq.write_table(table, file))
+        self._add("pictures", _as_parquet(pa.Table.from_pylist(list(pictures))))
 
     def rows(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """All rows; of a key that is there twice the last.
+        """All rows; of a key that is there twice the last. A damaged part is left out with a warning.
 
         A row without method and error says that an image can be read again: it takes away the error, and itself.
         """
         import pandas as pd
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        wanted = None if columns is None else list(dict.fromkeys([*columns, "key", "time", "method", "error"]))
-        tables = [pq.read_table(path, columns=wanted) for path in self._parts("rows", "parquet")]
+        wanted = None if columns is None else list(dict.fromkeys([*columns, *NEEDED]))
+        tables = list(self._read("rows", lambda content: _rows(content, wanted)))
         tables = tables or [schema().empty_table().select(wanted or schema().names)]
         whole = pa.concat_tables(tables, promote_options="default")  # parts of an older version may lack a column
         frame = whole.to_pandas(timestamp_as_object=False)
@@ -153,9 +169,23 @@ class Store:
         last = frame.sort_values("time", kind="stable").drop_duplicates("key", keep="last")
         return last[(last["method"] != "") | last["error"].notna()].reset_index(drop=True)
 
-    def done(self) -> dict[str, str | None]:
-        """The keys of all rows, and of those that failed why."""
-        rows = self.rows([])
+    def done(self, maps: bool = False) -> dict[str, str | None]:
+        """The keys of all rows, and of those that failed why.
+
+        Args:
+            maps: where maps or pictures were set aside, only rows that have theirs count.
+        """
+        rows = self.rows(["model", "image", "params", "explained"])
+        if maps and any((self.folder / "maps").glob(f"*{DAMAGED}")):
+            known = {_map_key(name) for part in self.map_parts() for name in part}
+            names = zip(rows["model"], rows["image"], rows["method"], rows["params"], rows["explained"], strict=True)
+            shown = [(f"{model}|{image}", *rest) in known for model, image, *rest in names]
+            rows = rows[rows["error"].notna() | np.array(shown, dtype=bool)]
+        if maps and any((self.folder / "pictures").glob(f"*{DAMAGED}")):
+            pictures = self.pictures()
+            pictured = set(zip(pictures["model"], pictures["image"], strict=True))
+            shown = [pair in pictured for pair in zip(rows["model"], rows["image"], strict=True)]
+            rows = rows[rows["error"].notna() | np.array(shown, dtype=bool)]
         failed = rows["error"].notna()
         return {
             **dict.fromkeys(rows["key"][~failed]),
@@ -163,25 +193,115 @@ class Store:
         }
 
     def maps(self) -> dict[str, np.ndarray[Any, Any]]:
-        from safetensors.numpy import load_file
+        """Maps by their names: model, image, method and explained class, with bars between them."""
+        return {name: values for part in self.map_parts() for name, values in part.items()}
 
-        found: dict[str, np.ndarray[Any, Any]] = {}
-        for path in self._parts("maps", "safetensors"):
-            found |= load_file(path)
-        return found
+    def map_parts(self) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+        """The same part by part: all of them may be more than fits in memory."""
+        return self._read("maps", _maps)
 
     def pictures(self) -> pd.DataFrame:
         import pandas as pd
 
-        parts = [pd.read_parquet(path) for path in self._parts("pictures", "parquet")]
+        parts = list(self._read("pictures", _pictures))
         whole = pd.concat(parts) if parts else pd.DataFrame(columns=["model", "image"])
         return whole.drop_duplicates(["model", "image"], keep="last").reset_index(drop=True)
 
-    def _part(self, kind: str, suffix: str) -> Path:
-        return self.folder / kind / f"part-{time.time_ns():020d}-{uuid4().hex[:8]}.{suffix}"
+    def _add(self, kind: str, content: bytes) -> None:
+        name = f"part-{time.time_ns():020d}-{_digest(content)}.{SUFFIXES[kind]}"
+        save_atomically(self.folder / kind / name, lambda file: file.write(content))
 
-    def _parts(self, kind: str, suffix: str) -> list[Path]:
-        return sorted((self.folder / kind).glob(f"part-*.{suffix}"))
+    def _parts(self, kind: str) -> list[Path]:
+        return sorted((self.folder / kind).glob(f"part-*.{SUFFIXES[kind]}"))
+
+    def _read(self, kind: str, parse: Callable[[bytes], T]) -> Iterator[T]:
+        """What the parts of a kind hold, but for those that are damaged."""
+        for path in self._parts(kind):
+            with suppress(DamagedError, FileNotFoundError):  # or the one who writes has just set it aside
+                yield self._read_part(path, parse)
+
+    def _set_damaged_aside(self) -> None:
+        """Renames every damaged part: what it held is missing then, and measured again."""
+        for kind, parse in (("rows", _rows), ("maps", _maps), ("pictures", _pictures)):
+            for path in self._parts(kind):
+                try:
+                    self._read_part(path, parse)
+                except DamagedError:
+                    path.rename(path.with_name(path.name + DAMAGED))
+
+    def _read_part(self, path: Path, parse: Callable[[bytes], T]) -> T:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise VitrailError(f"cannot read {path}: {error.strerror or error}.") from None
+        try:
+            digest = NAME.fullmatch(path.name)
+            if digest is not None and digest[1] != _digest(content):
+                raise ValueError("its content is not what was written")
+            return parse(content)
+        except MemoryError:
+            raise
+        except Exception as error:  # pyarrow and safetensors raise almost anything
+            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+            self.damaged[f"{path.parent.name}/{path.name}"] = reason
+            warnings.warn(
+                f"{path} is damaged ({reason}): it is left out; vitrail bench sets it aside, as {path.name}{DAMAGED}, "
+                "and measures again what it held.",
+                stacklevel=2,
+            )
+            raise DamagedError from error
+
+
+class DamagedError(Exception):
+    """A part that does not hold what was written."""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def _as_parquet(table: pa.Table) -> bytes:
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def _rows(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(io.BytesIO(content), columns=columns)
+    missing = [name for name in NEEDED if name not in table.column_names]
+    if missing:
+        raise ValueError(f"it has no column {missing[0]}")
+    known = schema()
+    return table.cast(pa.schema([known.field(own.name) if own.name in known.names else own for own in table.schema]))
+
+
+def _maps(content: bytes) -> dict[str, np.ndarray[Any, Any]]:
+    from safetensors.numpy import load
+
+    return load(content)
+
+
+def _pictures(content: bytes) -> pd.DataFrame:
+    import pandas as pd
+
+    pictures = pd.read_parquet(io.BytesIO(content))
+    if not {"model", "image", "jpeg"} <= set(pictures.columns):
+        raise ValueError("it has no pictures of images")
+    return pictures
+
+
+def _map_key(name: str) -> tuple[str, ...]:
+    """The name of a map as its rows have it: model and image, method, parameters, explained class."""
+    whose, call, explained = name.rsplit("|", 2)
+    method, params = split_call(call)
+    return whose, method, json.dumps(params, sort_keys=True), explained
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
-from vitrail.api import explain_each
+from vitrail.api import explain_each, see
 from vitrail.calls import join_call, split_call
 from vitrail.cli.explain import estimate, introduce, show_top
 from vitrail.cli.outputs import class_part, file_stems, join_parts, params_part, several
@@ -64,17 +64,19 @@ def _explain(
     told: Console, path: Path, methods: list[Method], classes: Sequence[int | None], rows: list[list[Explanation]]
 ) -> None:
     """Fills the rows map by map, so that they hold what is done at any time."""
+    picture = see(methods[0].model, path)  # read once: all explanations share it
     for target in classes:
         rows.append([])
         for method in track(methods, description="methods", console=told, transient=True):
-            rows[-1] += explain_each(method, [str(path)], target, None)
+            rows[-1] += explain_each(method, [picture], target, None)
 
 
 def _write(picture: Path, rows: list[list[Explanation]]) -> None:
     buffer = io.BytesIO()
     draw(rows).save(buffer, "PNG")
     text = json.dumps([ex.to_dict() for row in rows for ex in row], ensure_ascii=False, indent=1, default=str)
-    write_together({picture: buffer.getvalue(), picture.with_suffix(".json"): text.encode()})
+    content = text.encode(errors="backslashreplace")  # JSON's own escapes for a path that is not UTF-8
+    write_together({picture: buffer.getvalue(), picture.with_suffix(".json"): content})
 
 
 def _ending(methods: list[Method], params: dict[str, Any], classes: list[int]) -> str:

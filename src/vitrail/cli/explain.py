@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vitrail.api import explain_each, see
+from vitrail.api import Seen, explain_each, see
 from vitrail.cli.outputs import class_part, file_stems, join_parts, own_results, params_part, several
 from vitrail.data.images import image_files
 from vitrail.engine.requests import check_finite
 from vitrail.errors import VitrailError
 from vitrail.evaluation import default_method
 from vitrail.explanation import Explanation
-from vitrail.files import write_together
+from vitrail.files import printable, write_together
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
 from vitrail.models.view import View
@@ -158,7 +158,7 @@ def _explain_one(told: Console, method: Method, wanted: Wanted, report: Report, 
     first = found[0]
     # noted at once: a picture that is there is also in the table, should Ctrl-C come now
     report.rows += [_row(path, explanation, picture) for explanation in found]
-    report.thumbnails.append((small, f"{path.name}: {first.title}"))
+    report.thumbnails.append((small, f"{printable(path.name)}: {first.title}"))
     report.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in found]
     if alone:
         show_top(told, first)
@@ -171,18 +171,19 @@ def _explain_one(told: Console, method: Method, wanted: Wanted, report: Report, 
 def _explanations(
     method: Method, path: Path, target: str | None, against: str | None, top: int
 ) -> Iterator[Explanation]:
-    if top == 1:
-        yield from explain_each(method, [str(path)], target, against)
-        return
     view = method.model
+    picture = see(view, path)
+    if top == 1:
+        yield from explain_each(method, [picture], target, against)
+        return
     rival = None if against is None else view.class_index(against)
-    classes = [index for index in _ranked(view, path) if index != rival][:top]
-    yield from explain_each(method, [str(path)] * len(classes), classes, against)
+    classes = [index for index in _ranked(view, picture) if index != rival][:top]
+    yield from explain_each(method, [picture] * len(classes), classes, against)
 
 
-def _ranked(view: View, path: Path) -> list[int]:
+def _ranked(view: View, picture: Seen) -> list[int]:
     with torch.no_grad():
-        logits = view.logits(see(view, path).pixels[None])
+        logits = view.logits(picture.pixels[None])
     check_finite(view, logits)
     return view.class_scores(logits)[0].argsort(descending=True, stable=True).tolist()
 
@@ -281,7 +282,7 @@ def _finish_folder(told: Console, out: Path, report: Report) -> None:
     writer = csv.DictWriter(buffer, [*COLUMNS[:-1], *scored, COLUMNS[-1]])
     writer.writeheader()
     writer.writerows(report.rows)
-    files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": buffer.getvalue().encode()}
+    files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": printable(buffer.getvalue()).encode()}
     if report.thumbnails:
         files[out / "contact-sheet.png"] = _png(contact_sheet(report.thumbnails))
     write_together(files)

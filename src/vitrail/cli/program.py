@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import io
 import json
 import logging
 import os
+import signal
 import sys
+import threading
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, TextIO
 
 import typer
 
 from vitrail.errors import VitrailError
+from vitrail.files import printable
 
 app = typer.Typer(
     name="vitrail",
@@ -23,7 +32,13 @@ app = typer.Typer(
     add_completion=False,
 )
 
-STOPPED = 130  # what typer makes of Ctrl-C
+STOPPED, TERMINATED = 130, 143  # by Ctrl-C, as typer has it, and by SIGTERM
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # why output cannot be written
+SAVING = 5.0  # seconds in which a second SIGTERM does not interrupt the saving: timeout(1) sends two
+
+# What an old encoding does not have.
+PLAIN = {"→": "->", "×": "x", "…": "...", "–": "-", "−": "-", "·": "-", "±": "+-", "↑": "(up)", "↓": "(down)"}
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 ModelName = Annotated[
@@ -44,26 +59,85 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, floa
 
 def main() -> None:
     """Runs the command line; every error of vitrail is one line, never a traceback."""
+    codecs.register_error("vitrail", _spell_out)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # "→" must not end a run whose output has an old encoding
+            stream.reconfigure(errors="vitrail")  # "→" must not end a run whose output has an old encoding
     # matplotlib, whose fonts and colours are used, complains where it cannot keep files of its own at home
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.showwarning = _say_warning
+    with warnings.catch_warnings(), _sigterm_like_ctrl_c() as terminated:
+        warnings.showwarning = _WarningsOnce()
+        code = _run()
+        if code == STOPPED:
+            _say("\nvitrail:", "stopped; everything written so far is complete.")
+            code = TERMINATED if terminated else STOPPED
+    sys.exit(code)
+
+
+def _run() -> str | int | None:
+    """Runs the command and returns the exit code."""
+    try:
         try:
             app()
-        except VitrailError as error:
-            sys.exit(_say_error(str(error)))
-        except SystemExit as stop:
-            if stop.code == STOPPED:
-                typer.echo("\nvitrail: stopped; everything written so far is complete.", err=True)
+        finally:
+            _flush()
+        return 0
+    except SystemExit as stop:
+        return stop.code
+    except VitrailError as error:
+        return _say_error(str(error))
+    except Exception as error:
+        if os.environ.get("VITRAIL_TRACEBACK"):
             raise
-        except Exception as error:
-            if os.environ.get("VITRAIL_TRACEBACK"):
-                raise
-            hint = "This should not happen: please report it; VITRAIL_TRACEBACK=1 shows where it comes from."
-            sys.exit(_say_error(f"{type(error).__name__}: {error}. {hint}"))
+        if isinstance(error, OSError) and error.filename is not None:
+            return _say_error(f"cannot read or write '{error.filename}': {error.strerror or error}.")
+        if isinstance(error, OSError) and error.errno in FULL:  # files of ours have their own error
+            return _say_error(f"cannot write to the standard output: {error.strerror}.")
+        hint = "This should not happen: please report it; VITRAIL_TRACEBACK=1 shows where it comes from."
+        return _say_error(f"{type(error).__name__}: {error}. {hint}")
+
+
+@contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[list[float]]:
+    """While it lasts, SIGTERM is a KeyboardInterrupt, so that what is done is saved; yields when it came."""
+    received: list[float] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if received and time.monotonic() - received[-1] < SAVING:
+            return
+        received.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _flush() -> None:
+    """Writes what is left of the output, while it can still be said that this fails."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would try again at its end
+        if error.errno != errno.EPIPE:
+            raise
+
+
+def _spell_out(error: UnicodeError) -> tuple[str, int]:
+    """What an encoding lacks: signs in plain letters, bytes of file names and all else as escapes."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    return "".join(PLAIN.get(letter) or _escape(letter) for letter in letters), error.end
+
+
+def _escape(letter: str) -> str:
+    return printable(letter).encode("ascii", "backslashreplace").decode()
 
 
 @app.callback(invoke_without_command=True)
@@ -342,22 +416,32 @@ def _say_error(message: str) -> int:
     return 1
 
 
-def _say_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    _say("[yellow]Warning:[/]", str(message))
+class _WarningsOnce:
+    """Says each warning, but not a second time."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def __call__(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if str(message) not in self.said:
+            self.said.add(str(message))
+            _say("[yellow]Warning:[/]", str(message))
 
 
 def _say(what: str, text: str) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    Console(stderr=True).print(f"{what} {escape(text)}", highlight=False, soft_wrap=True)
+    with suppress(OSError):  # there is nowhere else to say it
+        Console(stderr=True).print(f"{what} {escape(text)}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

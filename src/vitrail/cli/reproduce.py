@@ -48,7 +48,7 @@ def _about(target: Target) -> dict[str, Any]:
 def show_targets(rows: Sequence[Mapping[str, Any]], as_json: bool = False) -> None:
     """A table for people, or JSON for programs."""
     if as_json:
-        print(json.dumps(list(rows), indent=1, ensure_ascii=False))  # noqa: T201
+        print(json.dumps(list(rows), indent=1))  # noqa: T201
         return
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("target", no_wrap=True)
@@ -104,7 +104,7 @@ def run(
         watch=bar.see,
     )
     if as_json:
-        print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))  # noqa: T201
+        print(json.dumps(found.as_dict(), indent=1))  # noqa: T201
     else:
         show_result(found, told)
     return len(found.failed)

@@ -9,9 +9,10 @@ from vitrail.data.base import DataSet, Example, Mask, Object, tight_box
 from vitrail.data.images import image_files, read_image
 from vitrail.data.label_tables import Row, read_table
 from vitrail.data.orientation import clipped
-from vitrail.data.paths import find_file, find_folder, folder_names, inside, picture_names, read_values
+from vitrail.data.paths import find_file, find_folder, folder_names, inside, read_values
 from vitrail.data.trimaps import read_mask
 from vitrail.errors import VitrailError
+from vitrail.files import printable
 
 
 class ImageFolder(DataSet):
@@ -34,8 +35,8 @@ class ImageFolder(DataSet):
         self.name = self.root.resolve().name or "folder"
         self.table = self._find_table(table)
         self._rows = self._classes_of_folders() if self.table is None else self._table_rows(self.table)
-        self._ids = [row.file for row in self._rows]
-        self._listed = set(self._ids)
+        self._ids = [printable(row.file) for row in self._rows]
+        self._listed = {row.file for row in self._rows}
 
     @property
     def ids(self) -> list[str]:
@@ -53,7 +54,7 @@ class ImageFolder(DataSet):
             objects = (Object(row.label, boxes[0], mask),)
         else:
             objects = (Object(row.label, tight_box(mask), mask), *(Object(row.label, box) for box in boxes))
-        return Example(row.file, image, row.label, objects, ignore)
+        return Example(self._ids[position], image, row.label, objects, ignore)
 
     def _find_table(self, given: str | Path | None) -> Path | None:
         if given is not None:
@@ -75,13 +76,14 @@ class ImageFolder(DataSet):
         files = sorted((path.relative_to(self.root).as_posix() for path in found), key=lambda file: file.split("/"))
         if not any("/" in file for file in files):
             return [Row(file, None, (), None) for file in files]
-        if picture_names(self.root):
+        if any("/" not in file for file in files):
             raise VitrailError(
                 f"'{self.root}' holds both pictures and folders of pictures: move the pictures into folders of their "
                 "class, or list all in a table labels.csv (file, label)."
             )
-        self.labels = tuple(sorted({file.partition("/")[0] for file in files}))
-        place = {name: index for index, name in enumerate(self.labels)}
+        names = sorted({file.partition("/")[0] for file in files})
+        self.labels = tuple(map(printable, names))
+        place = {name: index for index, name in enumerate(names)}
         return [Row(file, place[file.partition("/")[0]], (), None) for file in files]
 
     def _mask(self, row: Row, path: Path, size: tuple[int, int]) -> tuple[Mask | None, Mask | None]:

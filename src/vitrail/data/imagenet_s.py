@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.data.base import DataSet, Example, Object, largest_class, tight_box
 from vitrail.data.imagenet import imagenet_classes, index_of, own_classes
 from vitrail.data.orientation import class_masks, read_picture
-from vitrail.data.paths import find_file, find_folder, folder_names, missing, read_rows, read_values
+from vitrail.data.paths import find_file, find_folder, folder_names, leave_out_strays, missing, read_rows, read_values
 from vitrail.errors import VitrailError
 
 _OTHER, _IGNORE = 0, 1000
@@ -51,8 +51,10 @@ class ImageNetS(DataSet):
         self.pictures = find_folder([root / split], f"The ImageNet-S folder '{split}'", root, how)
         self.masks = find_folder([root / f"{split}-segmentation"], f"The folder '{split}-segmentation'", root, how)
         self._read_classes(_read_categories(root, size, categories), classes)
-        names = folder_names(self.masks)
-        self._ids = [f"{wnid}/{path.stem}" for wnid in names for path in sorted(self.masks.glob(f"{wnid}/*.png"))]
+        self._ids = []
+        for wnid in folder_names(self.masks):
+            files = leave_out_strays((path.name for path in self.masks.glob(f"{wnid}/*.png")), self.masks / wnid)
+            self._ids += [f"{wnid}/{Path(file).stem}" for file in files]
         if not self._ids:
             raise missing("A mask <wnid>/*.png", self.masks, how)
 

@@ -6,20 +6,22 @@ import re
 import stat
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vitrail.errors import VitrailError
+from vitrail.files import reading
 
 ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray[Any, Any]
 
-MAX_PIXELS = 178_956_970
-"""Larger pictures are refused before they are decoded (where Pillow's own defaults raise an error)."""
+MAX_PIXELS = 64_000_000
+"""Larger pictures are refused before they are decoded: a few kilobytes can become gigabytes."""
 
+_STRIP_PIXELS = 1_000_000
 _WHITE = (255, 255, 255, 255)
 
 # Pillow registers these, but they are documents, data or films: a folder scan must not pick them up.
@@ -48,10 +50,11 @@ def read_image(source: ImageSource) -> Image.Image:
             f"An image must be a path, a PIL image or a uint8 array, not {type(source).__name__}: give one of these."
         )
     path = _checked_file(source)
-    with _open(path) as image:
+    with open_image(path) as image:
         return _to_rgb(image, f"'{path}'")
 
 
+@reading()
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """List the files that `paths` name: files as they are, folders searched recursively in sorted order.
 
@@ -73,7 +76,8 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 def image_hash(image: Image.Image) -> str:
     """Return the sha256 of the size and the RGB bytes of an image."""
     digest = hashlib.sha256(f"{image.width}x{image.height}:".encode())
-    digest.update(image.convert("RGB").tobytes())
+    for _, strip in _strips(image):
+        digest.update(strip.convert("RGB").tobytes())
     return digest.hexdigest()
 
 
@@ -95,12 +99,12 @@ def _checked_file(source: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _open(path: Path) -> Image.Image:
-    """Read the header of an image file; its pixels are decoded later."""
+def open_image(path: Path) -> Image.Image:
+    """Read the header of an image file, which must not be too large; its pixels are decoded later."""
     try:
         with _warnings_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(path)
+            image = Image.open(path)
     except UnidentifiedImageError:
         raise VitrailError(f"'{path}' is not an image that Pillow can read: convert it to PNG or JPEG.") from None
     except Image.DecompressionBombError as error:
@@ -110,18 +114,29 @@ def _open(path: Path) -> Image.Image:
     # Pillow's plugins raise almost anything on damaged headers.
     except Exception as error:
         raise VitrailError(f"Image '{path}' cannot be read: {_reason(error)}.") from error
+    try:
+        _check_size(image, f"'{path}'")
+    except VitrailError:
+        image.close()
+        raise
+    return image
 
 
-def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an upright RGB copy, on white where transparent."""
+def _check_size(image: Image.Image, name: str) -> None:
     width, height = image.size
     if width == 0 or height == 0:
         raise VitrailError(f"Image size {width} × {height} of {name} has no pixels: give at least 1 × 1.")
     if width * height > MAX_PIXELS:
         raise _too_large(name, f"{width:,} × {height:,} pixels")
+
+
+def _to_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Return an upright RGB copy, on white where transparent."""
+    _check_size(image, name)
     try:
         image.load()
-        upright = ImageOps.exif_transpose(image)
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        upright = ImageOps.exif_transpose(image) if turned else image
     except Exception as error:
         raise VitrailError(
             f"The pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
@@ -130,17 +145,36 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
         return _deep_grey_to_rgb(upright, name)
     if upright.has_transparency_data:
-        colours = upright.convert("LA" if upright.mode == "La" else "RGBA").convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", colours.size, _WHITE), colours).convert("RGB")
-    return upright.convert("RGB")
+        return _convert_strips(upright, _put_on_white)
+    return upright if turned and upright.mode == "RGB" else upright.convert("RGB")
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Cut an image into (top, strip), so that what is made of its pixels on the way takes little memory."""
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _convert_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Make an RGB image with a conversion of each pixel."""
+    result = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        result.paste(convert(strip), (0, top))
+    return result
+
+
+def _put_on_white(image: Image.Image) -> Image.Image:
+    colours = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", colours.size, _WHITE), colours).convert("RGB")
 
 
 def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
     """Scale a 16- or 32-bit grey image to 8 bits by the range its values are in."""
-    values = np.asarray(image, dtype=np.float64)
-    if np.isnan(values).any():
+    ranges = [(values.min(), values.max()) for values in (np.asarray(strip) for _, strip in _strips(image))]
+    if np.isnan(ranges).any():
         raise VitrailError(f"Pixels of {name} are NaN (not a number): replace them first.")
-    low, high = values.min(), values.max()
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
     if image.mode.startswith("I;16"):
         scale = 1 / 257
     elif image.mode == "F" and low >= 0 and high <= 1:
@@ -154,7 +188,12 @@ def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
             f"Pixels of {name} (mode {image.mode}) range from {low:g} to {high:g}, expected 0…1 (floats), 0…255 or "
             "0…65535: scale them first."
         )
-    return Image.fromarray(np.rint(values * scale).astype(np.uint8)).convert("RGB")
+
+    def convert(strip: Image.Image) -> Image.Image:
+        values = np.asarray(strip, dtype=np.float64)
+        return Image.fromarray(np.rint(values * scale).astype(np.uint8)).convert("RGB")
+
+    return _convert_strips(image, convert)
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
@@ -179,7 +218,7 @@ def _images_under(folder: Path) -> list[Path]:
     suffixes = _picture_suffixes()
 
     def refuse(error: OSError) -> None:
-        raise VitrailError(f"Folder '{error.filename}' cannot be read: {_reason(error)}.") from error
+        raise error
 
     found = []
     for parent, folders, files in os.walk(folder, onerror=refuse):

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from vitrail.data.base import DataSet, Example
 from vitrail.data.images import ImageSource, read_image
 from vitrail.errors import VitrailError
+from vitrail.files import printable
 
 Item: TypeAlias = ImageSource | tuple[ImageSource, int | str | None] | Example
 
@@ -71,5 +72,5 @@ class InMemory(DataSet):
             if isinstance(item, Example):
                 ids.append(item.id)
             else:
-                ids.append(Path(item[0]).name if isinstance(item[0], str | os.PathLike) else str(number))
+                ids.append(printable(Path(item[0]).name) if isinstance(item[0], str | os.PathLike) else str(number))
         return ids if len(set(ids)) == len(ids) else [str(number) for number in range(len(ids))]

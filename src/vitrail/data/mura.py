@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitrail.data.base import DataSet, Example
 from vitrail.data.images import read_image
-from vitrail.data.paths import broken, find_folder, inside, read_rows, require_unique
+from vitrail.data.paths import broken, find_folder, inside, leave_out_strays, read_rows, require_unique
 from vitrail.errors import VitrailError
 
 _STUDY = re.compile(r"study\d+_(positive|negative)")
@@ -40,7 +40,8 @@ class Mura(DataSet):
             names = [re.sub(r"^MURA-v1\.\d/", "", row) for row in rows]
         else:
             found = (path.relative_to(self.folder) for path in (self.folder / split).rglob("*.png"))
-            names = sorted(path.as_posix() for path in found if not path.name.startswith("."))
+            visible = (path.as_posix() for path in found if not path.name.startswith("."))
+            names = leave_out_strays(visible, self.folder)
         if not names:
             raise broken("MURA folder", self.folder, "it lists no picture")
         self._ids = require_unique(names, listing)

@@ -15,6 +15,7 @@ from vitrail.data.memory import InMemory
 from vitrail.data.scene_data import SceneData
 from vitrail.data.scenes import Scene, Scenes
 from vitrail.errors import VitrailError
+from vitrail.files import printable, reading
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ _SUBSET = ("n", "seed", "indices")
 _NUMBERS = frozenset({"n", "seed", "size", "year", "objects"})
 
 
+@reading()
 def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> DataSet:
     """Open a data set.
 
@@ -81,7 +83,7 @@ def data_name(spec: str) -> str:
         seed = int(place.partition("@")[2] or 0)
         name = f"scenes:@{seed}" if seed else "scenes"
     else:
-        name = f"{kind}:{Path(place).resolve()}"
+        name = printable(f"{kind}:{Path(place).resolve()}")
     kept = "&".join(f"{key}={value}" for key, value in sorted(options.items()) if key not in _SUBSET)
     return f"{name}?{kept}" if kept else name
 

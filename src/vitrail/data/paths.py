@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -11,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from vitrail.data.images import open_image
 from vitrail.errors import VitrailError
+from vitrail.files import printable, reading
 
 PICTURE_SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .png .ppm .tif .tiff .webp".split())
 
@@ -115,16 +117,31 @@ def read_whole_number(value: str, what: str, path: Path) -> int:
 
 
 def picture_names(folder: Path) -> list[str]:
-    """Return the names of the pictures directly in a folder, sorted, without hidden ones."""
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries]
-    return sorted(name for name in names if name[0] != "." and Path(name).suffix.lower() in PICTURE_SUFFIXES)
+    """Return the names of the pictures directly in a folder of a published data set, sorted, without hidden ones."""
+    names = (entry.name for entry in _entries(folder))
+    pictures = [name for name in names if name[0] != "." and Path(name).suffix.lower() in PICTURE_SUFFIXES]
+    return leave_out_strays(pictures, folder)
+
+
+def leave_out_strays(names: Iterable[str], folder: Path) -> list[str]:
+    """Return the names, sorted, but for those that are not UTF-8: no published data set has such a name."""
+    kept = []
+    for name in sorted(names):
+        if printable(name) == name:
+            kept.append(name)
+        else:
+            warnings.warn(f"'{printable(name)}' in '{folder}' is left out: its name is not UTF-8.", stacklevel=2)
+    return kept
 
 
 def folder_names(folder: Path) -> list[str]:
     """Return the names of the folders in a folder, sorted, without hidden ones."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
+    return sorted(entry.name for entry in _entries(folder) if entry.name[0] != "." and entry.is_dir())
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with reading(), os.scandir(folder) as entries:
+        return list(entries)
 
 
 def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -> NDArray[Any]:
@@ -138,8 +155,10 @@ def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -
     if not path.is_file():
         raise VitrailError(f"{what} '{path}' was not found: it belongs to the picture of the same name.")
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             mode, values = image.mode, np.array(image)
+    except VitrailError:
+        raise
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise broken(what, path, str(error) or type(error).__name__) from error
     if mode not in modes:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.calls import check_parameters, join_call
 from vitrail.engine.maps import spread
 from vitrail.engine.modes import own_modes
-from vitrail.engine.requests import Asking, Batch, Traced, resolved
+from vitrail.engine.requests import Asking, Batch, Logits, Traced, check_finite, resolved
 from vitrail.engine.scheduler import Scheduler
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
@@ -150,6 +150,9 @@ class Method:
             raise VitrailError(f"{self.info.name} is the same for every class: against= has no meaning for it.")
         attribution = yield from self.ask(batch, target)
         self._check(attribution, len(batch))
+        if not attribution.map.isfinite().all():
+            check_finite(self.model, (yield Logits(batch)))
+            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
         return Attribution(
             at_least_single(attribution.map.detach()),
             {name: at_least_single(values.detach()) for name, values in attribution.extras.items()},
@@ -209,8 +212,6 @@ class Method:
             raise VitrailError(
                 f"{name} gave maps of shape {tuple(maps.shape)} for {count} images: expected {expected}."
             )
-        if not maps.isfinite().all():
-            raise VitrailError(f"{name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
 
 
 class TokenMethod(Method):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.engine.requests import Asking, Batch, Pictures, PixelGradients, concurrently, resolved
+from vitrail.engine.requests import Asking, Batch, Logits, Pictures, PixelGradients, check_finite, concurrently
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
@@ -176,14 +176,17 @@ class PixelGradient(Method):
             raise VitrailError(f'rule="{self.rule}" needs tokens and blocks, which {self.model.name} does not have.')
 
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
-        target = yield from resolved(batch, target)
-        askers = [self.explain_one(image, target.row(i)) for i, image in enumerate(batch.images.split(1))]
+        logits = yield Logits(batch)
+        check_finite(self.model, logits)
+        target = target.resolved(self.model, logits)
+        scores = target.score(self.model, logits, self.output)
+        askers = [self.explain_one(image, target.row(i), scores[i]) for i, image in enumerate(batch.images.split(1))]
         results = yield from concurrently(askers)
         extras = {name: torch.stack([values[name] for _, values in results]) for name in results[0][1]}
         return Attribution(torch.stack([values for values, _ in results]), extras)
 
-    def explain_one(self, image: Tensor, target: Target) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
-        """The map of one image (1, 3, H, W) and, by name, what was measured (0-d tensors)."""
+    def explain_one(self, image: Tensor, target: Target, score: Tensor) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
+        """The map of one image (1, 3, H, W) with this score and, by name, what was measured (0-d tensors)."""
         raise NotImplementedError
 
     def gradients(
@@ -223,7 +226,7 @@ class IntegratedGradients(PixelGradient):
     steps: int = 50
     protocol: Literal["default", "tis"] = "default"
 
-    def explain_one(self, image: Tensor, target: Target) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
+    def explain_one(self, image: Tensor, target: Target, score: Tensor) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
         if self.steps < 1:
             raise VitrailError(f"steps must be at least 1, but got {self.steps}.")
         nodes, shares = np.polynomial.legendre.leggauss(self.steps)  # Gauss–Legendre on [−1, 1], moved to [0, 1]
@@ -234,19 +237,19 @@ class IntegratedGradients(PixelGradient):
             lambda gradient, part: torch.einsum("k,kchw->chw", weights[part], gradient),
             target,
         )
-        ends = Pictures(
+        baseline = Pictures(
             view=self.model,
-            count=2,
+            count=1,
             length=self.model.num_tokens,
             reading=target.reading(self.output),
             about=target.about,
             name=self.info.name,
-            make=lambda part: torch.cat([torch.zeros_like(image), image])[part],
+            make=lambda _: torch.zeros_like(image),
         )
-        total, (start, end) = yield [gradients, ends]
-        shares_of_pixels = total * image[0]
-        gap = (shares_of_pixels.sum() - (end - start)).abs() / end.abs().clamp(min=1)
-        return shares_of_pixels.sum(0), {"completeness_gap": gap}
+        total, start = yield [gradients, baseline]
+        contributions = total * image[0]
+        gap = (contributions.sum() - (score - start[0])).abs() / score.abs().clamp(min=1)
+        return contributions.sum(0), {"completeness_gap": gap}
 
 
 @method(
@@ -272,7 +275,7 @@ class SmoothGrad(PixelGradient):
     seed: int = 0
     protocol: Literal["default", "tis"] = "default"
 
-    def explain_one(self, image: Tensor, target: Target) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
+    def explain_one(self, image: Tensor, target: Target, score: Tensor) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
         if self.samples < 1 or (self.sigma or 0) < 0:
             raise VitrailError(f"samples ≥ 1 and sigma ≥ 0 are needed, but got {self.samples} and {self.sigma}.")
         draw = torch.Generator().manual_seed(self.seed)

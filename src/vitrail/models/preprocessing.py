@@ -305,11 +305,15 @@ class Preprocess:
         from torchvision.transforms.v2 import InterpolationMode, functional
 
         mode = InterpolationMode("nearest-exact" if self.interpolation == "nearest" else self.interpolation)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-        if self.arithmetic == "hf_torchvision_float":
-            pixels = pixels.float() / 255
-        scaled: Tensor = functional.resize(pixels, [size[1], size[0]], interpolation=mode, antialias=True)
-        return scaled if scaled.is_floating_point() else scaled.float() / 255
+
+        def resized(pixels: Tensor) -> Tensor:
+            return cast(Tensor, functional.resize(pixels, [size[1], size[0]], interpolation=mode, antialias=True))
+
+        if self.arithmetic == "hf_torchvision_float":  # one colour at a time: all floats of a photograph are a gigabyte
+            return torch.cat(
+                [resized(torch.from_numpy(np.array(colour))[None].float() / 255) for colour in image.split()]
+            )
+        return resized(torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()).float() / 255
 
     def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
         """Sample only the part of a huge scaled image that the crop shows."""

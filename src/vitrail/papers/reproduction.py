@@ -114,7 +114,7 @@ def rows_of(
     with store.locked():
         worker = ModelRun(job.plan, spec.name, view, data, store, Outcome(), watch, retry)
         store.begin(job.plan, environment(view.device))
-        worker.go(None, store.done())
+        worker.go(None, store.done(job.plan.maps))
     rows = store.rows()
     rows = rows[(rows["model_hash"] == worker.model_hash) & rows["image"].isin(data.ids)]
     # the store also keeps what older versions of a method gave
@@ -204,6 +204,10 @@ def save(result: Result) -> Result:
 
     table = pd.DataFrame([cell.as_dict() for cell in result.cells]).to_csv(index=False)
     text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False)
-    files = {"table.csv": table.encode(), "result.json": text.encode(), **draw_figure(result.target, result.cells)}
+    files = {
+        "table.csv": table.encode(),
+        "result.json": text.encode(errors="backslashreplace"),
+        **draw_figure(result.target, result.cells),
+    }
     write_together({result.folder / name: content for name, content in files.items()})
     return result

@@ -122,17 +122,14 @@ def _entry(
 
 def _maps(results: Results, setting: Setting, images: Sequence[str]) -> dict[tuple[str, int], list[Any]]:
     """(image, method) → [rows, columns, whether signed, places on the colour scale]."""
-    from safetensors import safe_open
-
     place = {call: m for m, call in enumerate(results.methods)}
     signed = [_tells_against(call) for call in results.methods]
     found: dict[tuple[str, int], list[Any]] = {}
-    for path in sorted((setting.folder / "maps").glob("part-*.safetensors")):
-        with safe_open(path, "numpy") as file:
-            for name, image, call in _named(list(file.keys()), setting, set(images)):
-                m = place.get(normal_call(call))
-                if m is not None:
-                    found[image, m] = _map(file.get_tensor(name), signed[m])
+    for maps in Store(setting.folder).map_parts():
+        for name, image, call in _named(list(maps), setting, set(images)):
+            m = place.get(normal_call(call))
+            if m is not None:
+                found[image, m] = _map(maps[name], signed[m])
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +137,7 @@ class Results:
     failures: list[Failure]
     environments: dict[str, dict[str, Any]]
     replaced: int  # rows that a later one stands for
+    damaged: list[str] = field(default_factory=list)  # parts that could not be read
 
     @property
     def title(self) -> str:
@@ -151,15 +153,17 @@ def read_results(folders: Sequence[Path]) -> Results:
     methods = list(dict.fromkeys(call for run in runs for call in run.methods()))
     metrics = list(dict.fromkeys(column for run in runs for column in run.metrics()))
     settings = [setting for run in runs for setting in run.settings(methods, metrics)]
+    damaged = [f"{run.name}/{part}" for run in runs for part in run.store.damaged]
     if not settings:
-        raise VitrailError(
-            f"nothing was measured in {', '.join(names)}: {sum(len(run.failed) for run in runs)} rows, all errors."
-        )
+        errors = sum(len(run.failed) for run in runs)
+        what = f"{errors} rows, all errors" if errors or not damaged else "every part is damaged"
+        raise VitrailError(f"nothing was measured in {', '.join(names)}: {what}.")
     for setting, label in zip(settings, _labels(settings), strict=True):
         setting.label = label
     failures = [failure for run in runs for failure in run.failures()]
     environments = {run.name: run.store.environment() for run in runs}
-    return Results(settings, methods, metrics, failures, environments, sum(run.replaced for run in runs))
+    replaced = sum(run.replaced for run in runs)
+    return Results(settings, methods, metrics, failures, environments, replaced, damaged)
 
 
 def normal_call(call: str) -> str:
@@ -198,13 +202,16 @@ class _Run:
     def _read(self) -> pd.DataFrame:
         if not any((self.folder / "rows").glob("part-*.parquet")):
             raise VitrailError(f"{self.folder} holds no results: expected a folder that `vitrail bench` has written.")
-        try:
-            return self.store.rows()
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are of these
-            raise VitrailError(f"cannot read the results in {self.folder}: {error}.") from error
+        return self.store.rows()
 
     def _plan(self) -> Plan | None:
-        return self.store.plan() if (self.folder / "plan.toml").exists() else None
+        if not (self.folder / "plan.toml").exists():
+            return None
+        try:
+            return self.store.plan()
+        except VitrailError as error:
+            warnings.warn(f"the report goes on without its plan: {error}", stacklevel=2)
+            return None
 
     def methods(self) -> list[str]:
         present = list(self.good["call"].unique())

@@ -107,6 +107,8 @@ class Summary:
             told.append(f"Which way is better is not known here for {', '.join(unknown)}: no best method.")
         if self.results.replaced:
             told.append(f"{self.results.replaced} older rows of the same image, method and metric are left out.")
+        if self.results.damaged:
+            told.append(f"Left out because they are damaged: {', '.join(self.results.damaged)}.")
         return told
 
 

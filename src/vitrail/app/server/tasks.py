@@ -36,7 +36,6 @@ from vitrail.progress import watched
 
 MOST_VALUES = 224  # rows and columns of a map in an answer
 TILE = 64  # the same for one of many maps
-DRAWN = 2048  # the longer side of a drawn picture
 CELL = 16  # pixels of what counts as a patch where a model has none
 BLANK = Image.new("RGB", (1, 1))
 
@@ -144,17 +143,8 @@ def compare(view: View, request: Request, tell: Tell) -> Answer:
 
 def picture(view: View, request: Request, tell: Tell) -> bytes:
     """The labelled picture, as PNG."""
-    found = explained(view, request, tell)
-    longest = max(found.image.size)
-    if longest > DRAWN:
-        share = DRAWN / longest
-        width, height = (max(1, round(edge * share)) for edge in found.image.size)
-        across, down = width / found.image.width, height / found.image.height
-        left, top, right, bottom = found.box
-        box = (left * across, top * down, right * across, bottom * down)
-        found = replace(found, image=found.image.resize((width, height), Image.Resampling.LANCZOS), box=box)
     buffer = io.BytesIO()
-    found.picture().save(buffer, "PNG")
+    explained(view, request, tell).picture().save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from vitrail.app.server.bounded import Bounded
 from vitrail.app.server.encoding import as_json
 from vitrail.app.server.jobs import Cancelled
-from vitrail.app.server.processes import behave_as_child, give_back_memory, leave, limit_memory, receive, send
+from vitrail.app.server.processes import (
+    behave_as_child,
+    give_back_memory,
+    leave,
+    limit_memory,
+    receive,
+    send,
+)
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
