@@ -185,9 +185,9 @@ def _trace_features(view: View, images: Tensor, target: Target, spec: TraceSpec)
         logits, features = view.staged(images.requires_grad_(spec.backward), stages)
         y = target.score(view, logits, spec.output)
         gradients = torch.autograd.grad(y.sum(), features) if spec.backward else ()
-    kept = {"features": {stage: values.detach() for stage, values in zip(stages, features, strict=True)}}
+    kept = {"features": {stage: view.as_map(out.detach()) for stage, out in zip(stages, features, strict=True)}}
     if spec.backward:
-        kept["gfeatures"] = dict(zip(stages, gradients, strict=True))
+        kept["gfeatures"] = {stage: view.as_map(out) for stage, out in zip(stages, gradients, strict=True)}
     return Trace(logits.detach(), y.detach(), logits.new_empty(len(logits), 0), len(stages), 0, kept)
 
 

@@ -85,7 +85,7 @@ class Hierarchical(View):
 
     def features(self, images: Tensor, stage: int = -2) -> Tensor:
         """Output of the last block of a stage, (B, C, h, w); the default is the second-to-last stage."""
-        return self.staged(self.check_images(images), [stage])[1][0]
+        return self.as_map(self.staged(self.check_images(images), [stage])[1][0])
 
     def staged(self, images: Tensor, stages: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         wrong = [stage for stage in stages if not -self.num_stages <= stage < self.num_stages]
@@ -107,7 +107,7 @@ class Hierarchical(View):
             )
         if len(outputs) < len(stages):
             raise self._refuse("its forward method was replaced by a function that does not call its stages")
-        return logits, [self._as_map(outputs[stage]) for stage in stages]
+        return logits, [outputs[stage] for stage in stages]
 
     @staticmethod
     def _watch(stage: Any, number: int, outputs: dict[int, Tensor]) -> None:
@@ -118,8 +118,7 @@ class Hierarchical(View):
 
         (stage.blocks if hasattr(stage, "blocks") else stage)[-1].register_forward_hook(record)
 
-    def _as_map(self, out: Tensor) -> Tensor:
-        """(B, h, w, C) or (B, h·w, C) → (B, C, h, w)."""
+    def as_map(self, out: Tensor) -> Tensor:
         if out.ndim == 3:
             rows = round((out.shape[1] * self.size[0] / self.size[1]) ** 0.5)
             out = out.unflatten(1, (rows, -1))

@@ -166,7 +166,11 @@ class View:
         raise self._without_tokens("tokens")
 
     def staged(self, images: Tensor, stages: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """The logits, and the features (B, C, h, w) of some stages, in the precision of the images."""
+        """The logits, and the outputs of the last blocks of some stages, in the precision of the images."""
+        raise VitrailError(f"{self.name} has no stages: it is a plain ViT.")
+
+    def as_map(self, out: Tensor) -> Tensor:
+        """The output of a stage, (B, h, w, C) or (B, h·w, C) → (B, C, h, w)."""
         raise VitrailError(f"{self.name} has no stages: it is a plain ViT.")
 
     def _without_tokens(self, what: str) -> VitrailError:
