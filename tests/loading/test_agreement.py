@@ -127,6 +127,13 @@ def test_a_module_that_fails_is_one_error_and_stays_as_it_was() -> None:
     assert_same_state(before, state_of(module))
 
 
+def test_a_module_that_gives_no_logits_is_refused() -> None:
+    module = _tiny()
+    module.register_forward_hook(lambda _, __, out: (out, out))
+    with pytest.raises(VitrailError, match=r"TypeError: it gives a tuple.*VisionTransformer has a forward hook"):
+        vitrail.wrap(module)
+
+
 # What does not change them
 
 

@@ -87,7 +87,10 @@ def _rounds_products(device: torch.device) -> bool:
 
 def _tried(view: View, what: str, compute: Callable[[], Tensor]) -> Tensor:
     try:
-        return compute()
+        logits = compute()
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"it gives a {type(logits).__name__}")
+        return logits
     except VitrailError:
         raise
     except Exception as error:  # a module runs any code
@@ -124,7 +127,7 @@ def _changes(module: nn.Module) -> Iterator[str]:
         name, kind = path or type(module).__name__, type(part)
         if not is_of_library(part):
             yield f"{name} is a {class_name(part)}"
-        elif kind.forward.__module__.partition(".")[0] not in LIBRARIES:
+        elif getattr(kind.forward, "__module__", "").partition(".")[0] not in LIBRARIES:
             yield f"{kind.__name__}.forward was replaced"
         for hooks, what in ((part._forward_pre_hooks, "pre-hook"), (part._forward_hooks, "hook")):
             for hook in hooks.values():

@@ -69,10 +69,10 @@ def wrap(
         raise VitrailError("the compiled module has hooks of its own: register them on the module inside (_orig_mod).")
     inner = getattr(module, "_orig_mod", module)  # a torch.compile'd model is read through
     check_tensors(inner)
+    view = outline(inner, labels, mean, std, head, pool, output, img_size, processor, name)
     if head is not None:
         check_tensors(head)
         _check_kind(inner, head)
-    view = outline(inner, labels, mean, std, head, pool, output, img_size, processor, name)
     check_logits(view, partial(_own_logits, head=None if head is None else evaluation_clone(head), pool=pool))
     return view
 
@@ -137,8 +137,8 @@ def _check_kind(module: nn.Module, head: nn.Module) -> None:
 def _described(module: nn.Module, describe: Callable[[], Architecture]) -> Architecture:
     try:
         return describe()
-    except (AttributeError, TypeError, IndexError, RuntimeError) as error:  # a part is missing, or is something else
-        reason = str(error).splitlines()[0].rstrip(".")
+    except (AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:  # a part is something else
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise refuse(module, f"its parts are not those that its library builds ({reason})") from error
 
 
@@ -199,19 +199,19 @@ def _check_size(
     module: nn.Module, adapter: ModuleType, size: tuple[int, int], wanted: int | tuple[int, int] | None
 ) -> None:
     """The network must take the size asked for, or the one that its processor makes."""
-    native = adapter.native_size(module)
+    native, kind = adapter.native_size(module), type(module).__name__
     if size == native:
         return
-    built = f"{type(module).__name__} was built for images of {native[0]}×{native[1]} and cannot take"
     if not adapter.takes_other_sizes(module):
         raise VitrailError(
-            f"{built} {size[0]}×{size[1]}. With timm: create_model(…, img_size={size}) or "
-            f"model.set_input_size(img_size={size})."
+            f"{kind} was built for images of {native[0]}×{native[1]} and cannot take {size[0]}×{size[1]}. With timm: "
+            f"create_model(…, img_size={size}) or model.set_input_size(img_size={size})."
         )
     if wanted is None and not adapter.adapts_to_input(module):
         raise VitrailError(
-            f"{built} the {size[0]}×{size[1]} that its processor makes, unless its positions are interpolated: give "
-            f"img_size={size} for that, img_size={native}, or another processor."
+            f"{kind} was built for images of {native[0]}×{native[1]} and cannot take the {size[0]}×{size[1]} that its "
+            f"processor makes, unless its positions are interpolated: give img_size={size} for that, "
+            f"img_size={native}, or another processor."
         )
 
 
