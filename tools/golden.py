@@ -36,7 +36,7 @@ BUDGET = {"rise": {"masks": 64}, "lime": {"samples": 96}, "kernel_shap": {"sampl
 SMALL = {"integrated_gradients": {"steps": 8}, "smooth_grad": {"samples": 4}, "tis": {"masks": 64}, "tam": {"steps": 3}}
 SMALL |= {"bt_h": {"steps": 3}, "bt_t": {"steps": 3}, "vit_cx": {"delta": 0.5}}
 SLOW = ("occlusion", "lime", "kernel_shap", "score_cam", "atman")
-METRIC_METHODS = ("decompx.skipplus", "gen_att", "gradient", "occlusion(space=tokens)")
+METRIC_METHODS = ("decompx.skipplus", "gen_att", "tis(masks=32)")
 EXPLAINING_AGAIN = ("max_sensitivity(samples=2)", "model_randomization(way=independent)")
 
 
@@ -136,6 +136,7 @@ def scores_of_data() -> Any:
         view = vitrail.load(model, device="cpu")
         examples = vitrail.data.open_data(data)
         source = examples if model == "scenes" else [examples[i].image for i in range(len(examples))]
+        print(model, "rows", flush=True)
         rows = vitrail.evaluate(view, source, METRIC_METHODS, metrics, target=target)
         for (method, params, metric), group in rows.groupby(["method", "params", "metric"], sort=False):
             yield f"{model}/single/rows/{method}{params}/{metric}", group["value"].to_numpy(dtype=float)

@@ -114,6 +114,7 @@ class Scheduler:
     def __init__(self, chunk_size: int | None = None, plan: Iterable[TraceSpec] = ()) -> None:
         self.chunk_size = chunk_size
         self.plan = merged(plan)
+        self.host = next(iter(self.plan), None)  # the kind of trace that requests without gradients join
         self.smallest_chunk: int | None = None  # that was used
         self._parts: dict[tuple[int, torch.dtype | None], Architecture | None] = {}
 
@@ -186,16 +187,22 @@ class Scheduler:
     def _together(self, items: list[Waiting]) -> list[Waiting]:
         """Those of the trace requests that one trace answers along with the first.
 
-        Requests without gradients join whatever trace of their batch is made: forward values know no rule.
+        Requests without gradients join the first trace of their batch: forward values know no rule. Where traces are
+        planned that is the first of the plan, whoever is still to be run.
         """
         backward = [item for item in items if item[2].spec.backward]
-        lead = (backward or items)[0][2]
+        lead: Traced = (backward or items)[0][2]
+        hosts = not backward or self.host is None or lead.spec.kind == self.host
         return [
             item
             for item in items
             if item[2].batch is lead.batch
             and item[2].spec.precise == lead.spec.precise
-            and (not item[2].spec.backward or (item[2].spec.kind == lead.spec.kind and item[2].target is lead.target))
+            and (
+                item[2].spec.kind == lead.spec.kind and item[2].target is lead.target
+                if item[2].spec.backward
+                else hosts
+            )
         ]
 
     def _trace(self, items: list[Waiting]) -> None:
@@ -205,9 +212,15 @@ class Scheduler:
         spec = lead.spec
         for request in requests:
             spec = spec.united(request.spec)
-        spec = spec.united(self.plan[spec.kind]) if spec.backward and spec.kind in self.plan else spec
-        batch = lead.batch
-        trace = self._in_pieces(batch.view, batch.images, lead, spec)
+        kind = spec.kind if spec.backward else self.host
+        if kind in self.plan and self.plan[kind].precise == spec.precise:
+            spec = self.plan[kind].united(spec)
+        batch, view = lead.batch, lead.batch.view
+
+        def make(images: Tensor, part: slice) -> Trace:
+            return make_trace(view, self.parts(view), images, lead.target.rows(part), spec)
+
+        trace = halved(view, batch.images, make, join_traces)
         batch.logits = trace.logits.to(batch.images.dtype) if batch.logits is None else batch.logits
         synchronize(batch.images.device)
         seconds = time.perf_counter() - begin
@@ -216,30 +229,12 @@ class Scheduler:
         for job in dict.fromkeys(job for job, _, _ in items):
             job.seconds += seconds
 
-    def _in_pieces(self, view: View, images: Tensor, lead: Traced, spec: TraceSpec, first: int = 0) -> Trace:
-        """The trace of some images; halved where memory runs out."""
-        target = lead.target.rows(slice(first, first + len(images)))
-        try:
-            return make_trace(view, self.parts(view), images, target, spec)
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            if len(images) == 1:
-                raise too_large(view.name) from None
-        empty_cache()
-        half = len(images) // 2
-        return join_traces(
-            [
-                self._in_pieces(view, images[:half], lead, spec, first),
-                self._in_pieces(view, images[half:], lead, spec, first + half),
-            ]
-        )
-
     def _logits(self, items: list[Waiting]) -> None:
         begin = time.perf_counter()
         batch = items[0][2].batch
+        view, parts = batch.view, self.parts(batch.view)
         with torch.no_grad():
-            batch.logits = forward(batch.view, self.parts(batch.view), batch.images)
+            batch.logits = halved(view, batch.images, lambda images, _: forward(view, parts, images), torch.cat)
         synchronize(batch.images.device)
         seconds = time.perf_counter() - begin
         for job, place, _ in items:
@@ -392,12 +387,40 @@ class Scheduler:
 
 
 def merged(specs: Iterable[TraceSpec]) -> dict[Hashable, TraceSpec]:
-    """One trace specification per kind, which keeps what all of that kind keep."""
+    """One trace specification per kind, which keeps what all of that kind keep; the first also what has no gradient."""
     by_kind: dict[Hashable, TraceSpec] = {}
+    forward_only: list[TraceSpec] = []
     for spec in specs:
         if spec.backward:
             by_kind[spec.kind] = by_kind[spec.kind].united(spec) if spec.kind in by_kind else spec
+        else:
+            forward_only.append(spec)
+    for kind in list(by_kind)[:1]:
+        for spec in forward_only:
+            if spec.precise == by_kind[kind].precise:
+                by_kind[kind] = by_kind[kind].united(spec)
     return by_kind
+
+
+def halved(
+    view: View, images: Tensor, make: Callable[[Tensor, slice], T], join: Callable[[Any], T], first: int = 0
+) -> T:
+    """What ``make`` makes of images and their places in the batch; in halves where memory runs out."""
+    try:
+        return make(images, slice(first, first + len(images)))
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        if len(images) == 1:
+            raise too_large(view.name) from None
+    empty_cache()
+    half = len(images) // 2
+    return join(
+        [
+            halved(view, images[:half], make, join, first),
+            halved(view, images[half:], make, join, first + half),
+        ]
+    )
 
 
 def pieces_of(requests: Sequence[Any], start: int, stop: int) -> list[tuple[Any, slice]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol, get_type_hints
 
+import torch
 from torch import Tensor
 
 from vitrail.calls import check_parameters, join_call
@@ -154,7 +155,7 @@ class Method:
             check_finite(self.model, (yield Logits(batch)))
             raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
         return Attribution(
-            at_least_single(attribution.map.detach()),
+            attribution.map.detach().to(torch.promote_types(batch.images.dtype, torch.float32)),
             {name: at_least_single(values.detach()) for name, values in attribution.extras.items()},
         )
 
