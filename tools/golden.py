@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     write = commands.add_parser("write", help="compute all values and store them")
     write.add_argument("file", type=Path)
+    write.add_argument("models", nargs="*", help="only these: families, scenes, photo, rows")
     compare = commands.add_parser("compare", help="compare two files")
     compare.add_argument("before", type=Path)
     compare.add_argument("after", type=Path)
@@ -53,15 +54,15 @@ def main() -> int:
     if arguments.command == "compare":
         return report(dict(np.load(arguments.before)), dict(np.load(arguments.after)))
     begin = time.perf_counter()
-    values = dict(computed())
+    values = dict(computed(arguments.models or [*FAMILIES, "scenes", "photo", "rows"]))
     np.savez_compressed(arguments.file, **values)
     print(f"{len(values)} values in {time.perf_counter() - begin:.0f} s")
     return 0
 
 
-def computed() -> Iterator[tuple[str, np.ndarray]]:
+def computed(models: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Every value under its key ``model/method`` or ``model/metric/…``."""
-    for name in FAMILIES:
+    for name in filter(models.__contains__, FAMILIES):
         family = families.find(name)
         module = family.build(torch.float64)
         view = vitrail.wrap(module, **family.wrap(module))
@@ -69,13 +70,14 @@ def computed() -> Iterator[tuple[str, np.ndarray]]:
         print(name, flush=True)
         yield from maps(f"{name}/double", view, images)
         yield from scores_of_tensors(f"{name}/double", view, images)
-    for name in ("scenes", "photo"):
+    for name in filter(models.__contains__, ("scenes", "photo")):
         view = vitrail.load(name, device="cpu")
         examples = vitrail.data.open_data("scenes:2?objects=2")
         images = torch.stack([view.preprocess(examples[i].image) for i in range(2)])
         print(name, flush=True)
         yield from maps(f"{name}/single", view, images, SMALL)
-    yield from scores_of_data()
+    if "rows" in models:
+        yield from scores_of_data()
 
 
 def maps(place: str, view: Any, images: torch.Tensor, small: dict[str, dict[str, Any]] | None = None) -> Any:
@@ -129,9 +131,7 @@ def scores_of_data() -> Any:
     for model, data, target in (("scenes", "scenes:3?objects=2", "label"), ("photo", "scenes:2", "predicted")):
         annotated = [m for m, info in vitrail.list_metrics().items() if info.needs in ("mask", "boxes", "region")]
         chosen = [m for m in named if model == "scenes" or vitrail.list_metrics()[m].needs != "objects"]
-        chosen = [
-            m if m not in ("insertion", "deletion", "insertion_minus_deletion") else f"{m}(steps=28)" for m in chosen
-        ]
+        chosen = [f"{m}(steps=28)" if "steps" in vitrail.list_metrics()[m].params else m for m in chosen]
         metrics = [*chosen, *(annotated if model == "scenes" else []), *EXPLAINING_AGAIN]
         view = vitrail.load(model, device="cpu")
         examples = vitrail.data.open_data(data)
