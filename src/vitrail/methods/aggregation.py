@@ -72,7 +72,7 @@ class Aggregation:
     def layers(self, base: Layerwise, start: int) -> range:
         """The layers that are traced."""
         check_layers(range(start, base.model.num_layers), base.model.num_layers)
-        return base.all_layers(start)
+        return check_layers(base.all_layers(start), base.all_layers(0).stop)
 
     def read(self, base: Layerwise, trace: Trace, layers: range) -> Attribution:
         return base.sum_over(trace, layers, base.term)
