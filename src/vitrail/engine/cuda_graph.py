@@ -1,4 +1,4 @@
-"""A step taken again and again; on CUDA as one launch: the host takes longer to ask for small ones than they last."""
+"""A step repeated until it converges, on CUDA as a captured graph: small kernels are bound by launch overhead."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-# (*state, *given) → (*state, whether to go on); the shapes stay.
+# (*state, *constants) → (*state, whether to go on); shapes stay the same.
 Step = Callable[..., tuple[Tensor, ...]]
 Like = tuple[torch.Size, torch.dtype, torch.device]
 
-# Numbers that go into a step. A larger one lasts longer than asking for it takes, and what is captured holds memory.
+# Elements that go into a captured step. Larger steps are not bound by launch overhead, and a graph holds memory.
 SMALL = 2**22
 
 
-def repeated(step: Step, state: Sequence[Tensor], given: Sequence[Tensor], most: int) -> Sequence[Tensor]:
+def repeated(step: Step, state: Sequence[Tensor], constants: Sequence[Tensor], most: int) -> Sequence[Tensor]:
     """The state after the last step: after ``most`` of them, or when one says that nothing is left to do."""
-    if state[0].is_cuda and sum(one.numel() for one in (*state, *given)) <= SMALL:
-        return _captured(step, _like(state), _like(given)).run(state, given, most)
+    if state[0].is_cuda and sum(tensor.numel() for tensor in (*state, *constants)) <= SMALL:
+        return _captured(step, _like(state), _like(constants)).run(state, constants, most)
     for _ in range(most):
-        *state, more = step(*state, *given)
+        *state, more = step(*state, *constants)
         if not more:
             break
     return state
 
 
 class Captured:
-    """A step as a CUDA graph over tensors of its own."""
+    """A step as a CUDA graph over static tensors."""
 
-    def __init__(self, step: Step, state: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    def __init__(self, step: Step, state: Sequence[Tensor], constants: Sequence[Tensor]) -> None:
         self.lock, self.graph = Lock(), torch.cuda.CUDAGraph()
-        self.state, self.given = state, given
-        step(*state, *given)  # what is made at the first use must not be captured
+        self.state, self.constants = state, constants
+        step(*state, *constants)  # warm-up: what is allocated at the first use must not be captured
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            *changed, self.more = step(*state, *given)
-            for own, new in zip(state, changed, strict=True):
-                own.copy_(new)
+            *changed, self.more = step(*state, *constants)
+            for static, new in zip(state, changed, strict=True):
+                static.copy_(new)
 
-    def run(self, state: Sequence[Tensor], given: Sequence[Tensor], most: int) -> Sequence[Tensor]:
+    def run(self, state: Sequence[Tensor], constants: Sequence[Tensor], most: int) -> Sequence[Tensor]:
         with self.lock, torch.cuda.device(self.more.device):
-            for own, one in zip((*self.state, *self.given), (*state, *given), strict=True):
-                own.copy_(one)
+            for static, value in zip((*self.state, *self.constants), (*state, *constants), strict=True):
+                static.copy_(value)
             for _ in range(most):
                 self.graph.replay()
                 if not self.more:
                     break
-            return [own.clone() for own in self.state]
+            return [static.clone() for static in self.state]
 
 
 def _like(tensors: Sequence[Tensor]) -> tuple[Like, ...]:
-    return tuple((one.shape, one.dtype, one.device) for one in tensors)
+    return tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
 
 
 @lru_cache(maxsize=4)
-def _captured(step: Step, state: tuple[Like, ...], given: tuple[Like, ...]) -> Captured:
+def _captured(step: Step, state: tuple[Like, ...], constants: tuple[Like, ...]) -> Captured:
     def blank(likes: tuple[Like, ...]) -> list[Tensor]:
         return [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in likes]
 
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(state[0][2]):
-        return Captured(step, blank(state), blank(given))
+        return Captured(step, blank(state), blank(constants))

@@ -20,15 +20,15 @@ def kmeans(points: Tensor, clusters: int, seed: int = 0) -> Tensor:
 
 
 def lloyd(points: Tensor, centroids: Tensor) -> Tensor:
-    """Assignment and mean by turns, until nothing moves."""
-    (found,) = repeated(step, (centroids,), (points,), ITERATIONS)
-    return found
+    """Lloyd's algorithm: assignment and mean in turn, until nothing moves."""
+    (converged,) = repeated(step, (centroids,), (points,), ITERATIONS)
+    return converged
 
 
 def step(centroids: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The centroids after one turn, and whether they moved.
+    """The centroids after one iteration, and whether they moved.
 
-    A cluster that loses all its points restarts at the point farthest from its own, the second such at the next.
+    An empty cluster restarts at the point farthest from its centroid, a second one at the next.
     """
     nearest, apart = assign(points, centroids)
     moved, counts = means(points, nearest, len(centroids))
@@ -41,8 +41,9 @@ def step(centroids: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
 def assign(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest centroid of each point (ties: the first) and its squared distance, less the point's own square."""
     step = max(1, CHUNK // len(centroids))
-    own = centroids.square().sum(1)
-    parts = [torch.addmm(own, points[i : i + step], centroids.T, alpha=-2).min(1) for i in range(0, len(points), step)]
+    squares = centroids.square().sum(1)
+    starts = range(0, len(points), step)
+    parts = [torch.addmm(squares, points[i : i + step], centroids.T, alpha=-2).min(1) for i in starts]
     lowest, nearest = (torch.cat(each) for each in zip(*parts, strict=True))
     return nearest, lowest
 

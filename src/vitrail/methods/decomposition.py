@@ -80,8 +80,8 @@ def squared_lengths(weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 def diagonal_vectors(trace: Trace, layer: int, sources: Tensor) -> Tensor:
     """V_ii without the residual: (B, n, d)."""
-    own = trace["A"][layer].diagonal(dim1=-2, dim2=-1)  # (B, H, n)
-    return torch.einsum("bhi,bhid->bid", own, sources)
+    diagonal = trace["A"][layer].diagonal(dim1=-2, dim2=-1)  # (B, H, n)
+    return torch.einsum("bhi,bhid->bid", diagonal, sources)
 
 
 @method(
@@ -156,8 +156,8 @@ class GlobEnc(OwnRollout, Contributions):
             + 2 * r * squared_lengths(weights, sources, passed)
             + r**2 * squared_lengths(weights, passed, passed)
         )
-        own = diagonal_vectors(trace, layer, sources) + trace["x"][layer]
-        kept = (own + r * through_mlp(own, block)).norm(dim=-1)
+        vectors = diagonal_vectors(trace, layer, sources) + trace["x"][layer]
+        kept = (vectors + r * through_mlp(vectors, block)).norm(dim=-1)
         return lengths.clamp(min=0).sqrt().diagonal_scatter(kept, dim1=-2, dim2=-1)
 
 

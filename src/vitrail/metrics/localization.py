@@ -58,10 +58,10 @@ def foreground(values: Tensor) -> Tensor:
     return scaled > scaled.double().mean()
 
 
-def overlaps(found: Tensor, region: Tensor) -> list[float]:
+def overlaps(predicted: Tensor, region: Tensor) -> list[float]:
     """Intersection and union of the object, then of its background, in pixels."""
-    _same_size(found, region)
-    pairs = ((found, region), (~found, ~region))
+    _same_size(predicted, region)
+    pairs = ((predicted, region), (~predicted, ~region))
     return [float(n) for a, b in pairs for n in ((a & b).sum(), (a | b).sum())]
 
 
@@ -78,9 +78,9 @@ def average_precision(scores: Tensor, truth: Tensor) -> float:
     ordered, order = scores.flatten().sort(descending=True)
     hits = truth.flatten()[order].double().cumsum(0)
     ends = F.pad(ordered[1:] != ordered[:-1], (0, 1), value=True)  # cells of equal value come in together
-    found = hits[ends]
-    precision = found / (ends.nonzero()[:, 0] + 1)
-    gained = found - F.pad(found[:-1], (1, 0))
+    positives = hits[ends]
+    precision = positives / (ends.nonzero()[:, 0] + 1)
+    gained = positives - F.pad(positives[:-1], (1, 0))
     return float((precision * gained).sum() / hits[-1])
 
 
@@ -242,5 +242,5 @@ class Discriminativity(MapMetric):
             hit = points_into(case.on_input, case.region, seed=self.seed)
             return Scored(float(hit), extras={"ties": peak_ties(case.on_input)})
         weights = mass(case.on_input).double()
-        own, other = float(weights[case.region].sum()), float(weights[case.others].sum())
-        return Scored(own / (own + other) if own + other > 0 else 0.5)
+        right, wrong = float(weights[case.region].sum()), float(weights[case.others].sum())
+        return Scored(right / (right + wrong) if right + wrong > 0 else 0.5)
