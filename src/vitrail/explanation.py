@@ -226,7 +226,7 @@ class Explanation:
         return buffer.getvalue()
 
 
-def open_explanation(
+def open(  # noqa: A001
     path: str | Path, *, model: View | nn.Module | str | None = None, image: Any = None, check: bool = True
 ) -> Explanation:
     """Reloads a saved explanation and checks that its model and its image are still the same.

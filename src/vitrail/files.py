@@ -59,9 +59,9 @@ class _Placement:
             target = Path(os.path.realpath(path))
             # Also protects devices: replacing /dev/null would break the machine.
             if target.is_dir():
-                raise VitrailError(f"Cannot write '{path}': it is a folder, give a file name.")
+                raise VitrailError(f"cannot write '{path}': it is a folder, give a file name.")
             if target.exists() and not target.is_file():
-                raise VitrailError(f"Cannot write '{path}': it is not a regular file, choose another name.")
+                raise VitrailError(f"cannot write '{path}': it is not a regular file, choose another name.")
             self._make_folders(target.parent)
             temporary = _name_beside(target)
             with open(temporary, "xb") as file:
@@ -126,7 +126,7 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise VitrailError(f"Cannot write '{path}': {reason or type(error).__name__}.") from error
+        raise VitrailError(f"cannot write '{path}': {reason or type(error).__name__}.") from error
 
 
 def _write_bytes(content: bytes, file: BinaryIO) -> None:

@@ -123,8 +123,8 @@ def test_a_class_is_found(target: Any, index: int, animals: View) -> None:
         ("-1", "no class -1 .*0…4"),
         ("--1", "has no class '--1'"),
         ("7", "no class 7"),
-        (1.5, "a whole number or a name, but got 1.5"),
-        (None, "a whole number or a name"),
+        (1.5, "an integer or a name, but got 1.5"),
+        (None, "an integer or a name"),
     ],
 )
 def test_a_class_is_not_found(target: Any, message: str, animals: View) -> None:

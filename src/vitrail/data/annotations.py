@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.base import DataSet, Example, Object, tight_box
+from vitrail.data.base import DataSet, Example, Object
 from vitrail.errors import VitrailError
-from vitrail.metrics.base import Box
-from vitrail.metrics.boxes import painted
+from vitrail.geometry import Box, fill_boxes, tight_box
 from vitrail.models.view import View
 
 
@@ -61,7 +60,7 @@ def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor |
         if item.mask is not None:
             region |= view.preprocessing.mask(item.mask)
         elif item.box is not None:
-            region |= painted(view.preprocessing.boxes([item.box], example.image.size), view.size)
+            region |= fill_boxes(view.preprocessing.boxes([item.box], example.image.size), view.size)
     return region
 
 

@@ -29,7 +29,7 @@ _PYTHON_NAMES = {10: ("batches.meta", b"label_names"), 100: ("meta", b"fine_labe
 
 
 class Cifar(DataSet):
-    """Pictures of 32 × 32 pixels in 10 or 100 classes (the fine labels of CIFAR-100).
+    """Images of 32 × 32 pixels in 10 or 100 classes (the fine labels of CIFAR-100).
 
     The binary version (`cifar-10-batches-bin`, `cifar-100-binary`) is read when it is there, else the Python version,
     whose pickles are read without importing anything.
@@ -112,7 +112,7 @@ def _checked(labels: NDArray[Any], classes: int, path: Path) -> NDArray[np.uint8
 def _binary_names(path: Path) -> list[str] | None:
     if not path.is_file():
         return None
-    return [line.strip() for line in read_text(path, "The list of classes").splitlines() if line.strip()]
+    return [line.strip() for line in read_text(path, "the list of classes").splitlines() if line.strip()]
 
 
 def _python_names(folder: Path, classes: int) -> list[str] | None:

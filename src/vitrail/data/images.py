@@ -1,4 +1,4 @@
-"""Reading images: whatever the user gives becomes one upright 8-bit RGB picture, or one clear error."""
+"""Reading images: whatever the user gives becomes one upright 8-bit RGB image, or one clear error."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ from vitrail.files import reading
 ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray[Any, Any]
 
 MAX_PIXELS = 64_000_000
-"""Larger pictures are refused before they are decoded: a few kilobytes can become gigabytes."""
+"""Larger images are refused before they are decoded: a few kilobytes can become gigabytes."""
 
 _STRIP_PIXELS = 1_000_000
 _WHITE = (255, 255, 255, 255)
@@ -47,7 +47,7 @@ def read_image(source: ImageSource) -> Image.Image:
         return _to_rgb(_from_array(source), "the given array")
     if not isinstance(source, str | os.PathLike):
         raise VitrailError(
-            f"An image must be a path, a PIL image or a uint8 array, not {type(source).__name__}: give one of these."
+            f"an image must be a path, a PIL image or a uint8 array, not {type(source).__name__}: give one of these."
         )
     path = _checked_file(source)
     with open_image(path) as image:
@@ -69,7 +69,7 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
             found[_checked_file(path)] = None
     if not found:
         where = ", ".join(f"'{path}'" for path in given) or "an empty list of paths"
-        raise VitrailError(f"No image found in {where}: give image files, or folders that hold some (.jpg, .png, …).")
+        raise VitrailError(f"no image found in {where}: give image files, or folders that hold some (.jpg, .png, …).")
     return list(found)
 
 
@@ -87,15 +87,15 @@ def _checked_file(source: str | os.PathLike[str]) -> Path:
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise VitrailError(f"Image '{source}' was not found: check the path.") from None
+        raise VitrailError(f"image '{source}' was not found: check the path.") from None
     except (OSError, ValueError) as error:
-        raise VitrailError(f"Image '{source}' cannot be read: {_reason(error)}.") from error
+        raise VitrailError(f"image '{source}' cannot be read: {_reason(error)}.") from error
     if stat.S_ISDIR(status.st_mode):
         raise VitrailError(f"'{source}' is a folder, expected an image file: give a file inside it.")
     if not stat.S_ISREG(status.st_mode):
         raise VitrailError(f"'{source}' is not a regular file, expected an image file.")
     if status.st_size == 0:
-        raise VitrailError(f"Image '{source}' is an empty file (0 bytes): download or export it again.")
+        raise VitrailError(f"image '{source}' is an empty file (0 bytes): download or export it again.")
     return path
 
 
@@ -113,7 +113,7 @@ def open_image(path: Path) -> Image.Image:
         raise _too_large(f"'{path}'", size) from None
     # Pillow's plugins raise almost anything on damaged headers.
     except Exception as error:
-        raise VitrailError(f"Image '{path}' cannot be read: {_reason(error)}.") from error
+        raise VitrailError(f"image '{path}' cannot be read: {_reason(error)}.") from error
     try:
         _check_size(image, f"'{path}'")
     except VitrailError:
@@ -125,7 +125,7 @@ def open_image(path: Path) -> Image.Image:
 def _check_size(image: Image.Image, name: str) -> None:
     width, height = image.size
     if width == 0 or height == 0:
-        raise VitrailError(f"Image size {width} × {height} of {name} has no pixels: give at least 1 × 1.")
+        raise VitrailError(f"image size {width} × {height} of {name} has no pixels: give at least 1 × 1.")
     if width * height > MAX_PIXELS:
         raise _too_large(name, f"{width:,} × {height:,} pixels")
 
@@ -139,7 +139,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         upright = ImageOps.exif_transpose(image) if turned else image
     except Exception as error:
         raise VitrailError(
-            f"The pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
+            f"the pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
             "download or export it again."
         ) from error
     if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
@@ -173,7 +173,7 @@ def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
     """Scale a 16- or 32-bit grey image to 8 bits by the range its values are in."""
     ranges = [(values.min(), values.max()) for values in (np.asarray(strip) for _, strip in _strips(image))]
     if np.isnan(ranges).any():
-        raise VitrailError(f"Pixels of {name} are NaN (not a number): replace them first.")
+        raise VitrailError(f"pixels of {name} are NaN (not a number): replace them first.")
     low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
     if image.mode.startswith("I;16"):
         scale = 1 / 257
@@ -185,7 +185,7 @@ def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
         scale = 1 / 257
     else:
         raise VitrailError(
-            f"Pixels of {name} (mode {image.mode}) range from {low:g} to {high:g}, expected 0…1 (floats), 0…255 or "
+            f"pixels of {name} (mode {image.mode}) range from {low:g} to {high:g}, expected 0…1 (floats), 0…255 or "
             "0…65535: scale them first."
         )
 
@@ -200,16 +200,16 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     """Turn a uint8 array into a PIL image."""
     shape = " × ".join(map(str, array.shape)) or "scalar"
     if array.size == 0:
-        raise VitrailError(f"The given array ({shape}) has no pixels: give at least 1 × 1.")
+        raise VitrailError(f"the given array ({shape}) has no pixels: give at least 1 × 1.")
     if array.dtype != np.uint8:
         raise VitrailError(
-            f"The given array holds {array.dtype}, expected uint8 (0…255): convert it to uint8, or give a normalised "
+            f"the given array holds {array.dtype}, expected uint8 (0…255): convert it to uint8, or give a normalised "
             "torch tensor (3, H, W)."
         )
     grey = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     if grey.ndim != 2 and not (grey.ndim == 3 and grey.shape[2] in (3, 4)):
         hint = "move the channels last" if array.ndim == 3 and array.shape[0] in (1, 3, 4) else "reshape it"
-        raise VitrailError(f"The given array is {shape}, expected (H, W), (H, W, 3) or (H, W, 4): {hint}.")
+        raise VitrailError(f"the given array is {shape}, expected (H, W), (H, W, 3) or (H, W, 4): {hint}.")
     return Image.fromarray(np.ascontiguousarray(grey))
 
 
@@ -229,13 +229,13 @@ def _images_under(folder: Path) -> list[Path]:
 
 
 def _picture_suffixes() -> frozenset[str]:
-    """Return the file suffixes of pictures that this Pillow can open."""
+    """Return the file suffixes of images that this Pillow can open."""
     registered = Image.registered_extensions()
     return frozenset(suffix for suffix, kind in registered.items() if kind in Image.OPEN) - _NOT_PICTURES
 
 
 def _too_large(name: str, size: str) -> VitrailError:
-    return VitrailError(f"Image {name} has {size}, expected at most {MAX_PIXELS:,}: shrink it first.")
+    return VitrailError(f"image {name} has {size}, expected at most {MAX_PIXELS:,}: shrink it first.")
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Tables of labels (.csv or .tsv): one line per picture with its class and, if it has them, boxes and a mask."""
+"""Tables of labels (.csv or .tsv): one line per image with its class and, if it has them, boxes and a mask."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.data.base import Box
 from vitrail.data.paths import broken, read_numbers, read_text, require_unique
+from vitrail.geometry import Box
 
-_WHAT = "Table"
+_WHAT = "table"
 _COLUMNS = {
     "file": ("file", "filename", "file_name", "image", "path"),
     "label": ("label", "index", "class", "target"),
@@ -27,7 +27,7 @@ _WNID = re.compile(r"n\d{8}")
 
 @dataclass(frozen=True)
 class Row:
-    """A picture as the table describes it; paths as written."""
+    """An image as the table describes it; paths as written."""
 
     file: str
     label: int | None

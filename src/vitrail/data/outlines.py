@@ -17,11 +17,11 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> Mask:
 
     Args:
         segmentation: A list of polygons [x, y, x, y, …], whose union counts, or a dictionary of run lengths.
-        height: Of the picture.
-        width: Of the picture.
+        height: Of the image.
+        width: Of the image.
 
     Raises:
-        ValueError: It is neither, or does not fit the picture.
+        ValueError: It is neither, or does not fit the image.
     """
     if isinstance(segmentation, dict):
         counts = segmentation.get("counts")
@@ -39,7 +39,7 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> Mask:
 def decode_runs(counts: Any, height: int, width: int) -> Mask:
     """Return the mask of run lengths: down the columns from the left, pixels outside and inside in turn."""
     if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError("run lengths must be whole numbers from 0")
+        raise ValueError("run lengths must be integers from 0")
     if sum(counts) != height * width:
         raise ValueError(f"run lengths cover {sum(counts)} pixels, expected {height * width}")
     inside = np.arange(len(counts)) % 2 == 1

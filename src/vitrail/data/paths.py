@@ -113,11 +113,11 @@ def read_whole_number(value: str, what: str, path: Path) -> int:
     try:
         return int(value)
     except ValueError:
-        raise broken(what, path, f"expected a whole number, found {value[:40]!r}") from None
+        raise broken(what, path, f"expected an integer, found {value[:40]!r}") from None
 
 
 def picture_names(folder: Path) -> list[str]:
-    """Return the names of the pictures directly in a folder of a published data set, sorted, without hidden ones."""
+    """Return the names of the images directly in a folder of a published data set, sorted, without hidden ones."""
     names = (entry.name for entry in _entries(folder))
     pictures = [name for name in names if name[0] != "." and Path(name).suffix.lower() in PICTURE_SUFFIXES]
     return leave_out_strays(pictures, folder)
@@ -145,7 +145,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -> NDArray[Any]:
-    """Read a picture that stores numbers (class ids, trimaps), not colours.
+    """Read an image that stores numbers (class ids, trimaps), not colours.
 
     Args:
         path: The file; palettes stay numbers.
@@ -153,7 +153,7 @@ def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -
         modes: Pillow modes that are accepted.
     """
     if not path.is_file():
-        raise VitrailError(f"{what} '{path}' was not found: it belongs to the picture of the same name.")
+        raise VitrailError(f"{what} '{path}' was not found: it belongs to the image of the same name.")
     try:
         with open_image(path) as image:
             mode, values = image.mode, np.array(image)

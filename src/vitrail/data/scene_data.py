@@ -14,7 +14,7 @@ from vitrail.data.scenes import Scene, Scenes
 class SceneData(DataSet):
     """One example for each object of each scene; its label is that object's class, its objects are all of the scene.
 
-    A scene of two objects gives two examples of the same picture: an explanation of either class must find its own.
+    A scene of two objects gives two examples of the same image: an explanation of either class must find its own.
     Ids are the scene's number, the object's number and its class: "12-0-star".
     """
 

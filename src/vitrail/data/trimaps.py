@@ -1,4 +1,4 @@
-"""Masks stored as pictures of numbers: trimaps (1 object, 2 background, 3 border) and two-valued masks."""
+"""Masks stored as images of numbers: trimaps (1 object, 2 background, 3 border) and two-valued masks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_trimap(values: NDArray[np.generic], path: Path) -> tuple[Mask, Mask]:
     """Return (object, border) of a trimap."""
     if not np.isin(values, (_OBJECT, _BACKGROUND, _BORDER)).all():
         found = ", ".join(map(str, np.unique(values)[:6]))
-        raise broken("Trimap", path, f"it holds {found}; expected 1 (object), 2 (background) and 3 (border)")
+        raise broken("trimap", path, f"it holds {found}; expected 1 (object), 2 (background) and 3 (border)")
     return values == _OBJECT, values == _BORDER
 
 
@@ -28,5 +28,5 @@ def read_mask(values: NDArray[np.generic], path: Path) -> tuple[Mask, Mask | Non
         return read_trimap(values, path)
     if len(numbers) > 2 or (len(numbers) == 2 and numbers[0] != 0):
         found = ", ".join(map(str, numbers[:6]))
-        raise broken("Mask", path, f"it holds {found}; expected 0 and one other number, or a trimap of 1, 2 and 3")
+        raise broken("mask", path, f"it holds {found}; expected 0 and one other number, or a trimap of 1, 2 and 3")
     return values != 0, None

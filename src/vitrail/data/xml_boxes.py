@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitrail.data.base import Box
 from vitrail.data.paths import broken
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box
 
-_WHAT = "Annotation"
+_WHAT = "annotation"
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -28,7 +28,7 @@ def read_xml_boxes(path: Path) -> XmlBoxes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise VitrailError(f"{_WHAT} '{path}' was not found: it belongs to the picture of the same name.") from None
+        raise VitrailError(f"{_WHAT} '{path}' was not found: it belongs to the image of the same name.") from None
     except OSError as error:
         raise broken(_WHAT, path, error.strerror or str(error)) from error
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:

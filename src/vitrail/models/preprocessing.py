@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box, clip_box
 
 Triple: TypeAlias = tuple[float, float, float]
-Box: TypeAlias = tuple[float, float, float, float]
 Interpolation: TypeAlias = Literal["bicubic", "bilinear", "nearest", "lanczos"]
 Fit: TypeAlias = Literal["crop", "squash", "border"]
 Arithmetic: TypeAlias = Literal["torchvision", "hf_pil", "hf_torchvision", "hf_torchvision_float"]
@@ -32,7 +32,7 @@ _MAX_RESIZED_PIXELS = 64_000_000
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The steps from an RGB picture to a model input.
+    """The steps from an RGB image to a model input.
 
     `size` is the (height, width) of the input. `fit` "crop" scales the shorter edge and cuts the middle, "squash"
     ignores the aspect ratio, "border" scales the longer edge and pads. The image is scaled to `size / crop_pct`, or
@@ -76,7 +76,7 @@ class Preprocess:
         channels, height, width = data_config["input_size"]
         if channels != 3:
             raise VitrailError(
-                f"The model takes {channels} colour channels, expected 3: only RGB models are supported."
+                f"the model takes {channels} colour channels, expected 3: only RGB models are supported."
             )
         mode = data_config.get("crop_mode") or "center"
         # timm's own default for a missing crop_pct, and its fallback for an unknown crop mode.
@@ -104,7 +104,7 @@ class Preprocess:
             mean, std, interpolation = transforms.mean, transforms.std, transforms.interpolation.value
         except (AttributeError, TypeError) as error:
             raise VitrailError(
-                f"Cannot read transforms of class {type(transforms).__name__}: expected the `weights.transforms()` "
+                f"cannot read transforms of class {type(transforms).__name__}: expected the `weights.transforms()` "
                 "of a torchvision classifier."
             ) from error
         size = (crop[0], crop[-1])
@@ -148,7 +148,7 @@ class Preprocess:
         names = {field.name for field in fields(cls)}
         if not names >= values.keys() >= {"size"}:
             raise VitrailError(
-                f"Preprocessing has the keys {sorted(values)}, expected size and others of {sorted(names)}."
+                f"preprocessing has the keys {sorted(values)}, expected size and others of {sorted(names)}."
             )
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
@@ -199,7 +199,7 @@ class Preprocess:
         """Carry a mask of the original image to the model input, bool (height, width).
 
         Each pixel of the input takes the value of the original's pixel that its centre falls on ("nearest-exact");
-        outside the picture it is False.
+        outside the image it is False.
 
         Args:
             mask: (height, width) of the upright original, bool.
@@ -207,7 +207,7 @@ class Preprocess:
         original = np.asarray(mask)
         if original.ndim != 2 or original.size == 0 or original.dtype != np.bool_:
             raise VitrailError(
-                f"A mask of shape {original.shape} and type {original.dtype} was given, expected (height, width) of "
+                f"a mask of shape {original.shape} and type {original.dtype} was given, expected (height, width) of "
                 "the original image, bool."
             )
         height, width = original.shape
@@ -220,7 +220,7 @@ class Preprocess:
     def boxes(self, boxes: Iterable[Box], image_size: tuple[int, int]) -> list[Box]:
         """Carry boxes of the original image to the model input, in its pixels.
 
-        Each is clipped to the part of the picture that the input shows, and left out when nothing of it remains.
+        Each is clipped to the part of the image that the input shows, and left out when nothing of it remains.
 
         Args:
             boxes: (x0, y0, x1, y1) in pixels of the upright original, x1 and y1 exclusive.
@@ -229,12 +229,13 @@ class Preprocess:
         (left, top, right, bottom), (rows, columns) = self.box(image_size), self.size
         across, down = columns / (right - left), rows / (bottom - top)
         carried = []
-        for x0, y0, x1, y1 in boxes:
-            low_x, low_y = max((max(x0, 0) - left) * across, 0.0), max((max(y0, 0) - top) * down, 0.0)
-            high_x = min((min(x1, image_size[0]) - left) * across, float(columns))
-            high_y = min((min(y1, image_size[1]) - top) * down, float(rows))
-            if low_x < high_x and low_y < high_y:
-                carried.append((low_x, low_y, high_x, high_y))
+        for box in boxes:
+            if (visible := clip_box(box, *image_size)) is None:
+                continue
+            x0, y0, x1, y1 = visible
+            scaled = ((x0 - left) * across, (y0 - top) * down, (x1 - left) * across, (y1 - top) * down)
+            if (part := clip_box(scaled, columns, rows)) is not None:
+                carried.append(part)
         return carried
 
     def normalise(self, rgb: Tensor) -> Tensor:
@@ -242,9 +243,9 @@ class Preprocess:
         return (rgb - self._column(self.mean, rgb)) / self._column(self.std, rgb)
 
     def denormalise(self, tensor: Tensor) -> Image.Image:
-        """Turn a normalised (3, H, W) tensor back into a picture."""
+        """Turn a normalised (3, H, W) tensor back into an image."""
         if tensor.ndim != 3 or tensor.shape[0] != 3:
-            raise VitrailError(f"A tensor of shape {tuple(tensor.shape)} was given, expected one image (3, H, W).")
+            raise VitrailError(f"a tensor of shape {tuple(tensor.shape)} was given, expected one image (3, H, W).")
         values = tensor.detach().to("cpu", torch.float32)
         rgb = values * self._column(self.std, values) + self._column(self.mean, values)
         return Image.fromarray((rgb.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy())
@@ -326,9 +327,9 @@ class Preprocess:
 
 
 def _nearest(start: int, count: int, edge: int, scaled_edge: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return which original pixel each of `count` scaled pixels falls on, and which of them lie in the picture."""
+    """Return which original pixel each of `count` scaled pixels falls on, and which of them lie in the image."""
     scaled = np.arange(start, start + count)
-    # Whole numbers: the centre may fall exactly between two pixels, where rounding would decide.
+    # Integers: the centre may fall exactly between two pixels, where rounding would decide.
     original = (2 * scaled + 1) * edge // (2 * scaled_edge)
     return original.clip(0, edge - 1), (original >= 0) & (original < edge)
 
@@ -400,4 +401,4 @@ def _is_size(value: object) -> bool:
 
 
 def _wrong(name: str, value: object, expected: str) -> VitrailError:
-    return VitrailError(f"Preprocessing has {name} = {value!r}, expected {expected}.")
+    return VitrailError(f"preprocessing has {name} = {value!r}, expected {expected}.")

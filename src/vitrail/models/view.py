@@ -79,7 +79,7 @@ class View:
         return max(2, self.num_outputs)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """An upright RGB picture → (C, H, W), as the model was trained to see it."""
+        """An upright RGB image → (C, H, W), as the model was trained to see it."""
         return self.preprocessing(image)
 
     def logits(self, images: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ class View:
             try:
                 index = operator.index(target)
             except TypeError:
-                raise VitrailError(f"a class is a whole number or a name, but got {target!r}.") from None
+                raise VitrailError(f"a class is an integer or a name, but got {target!r}.") from None
             if not 0 <= index < self.num_classes:
                 raise VitrailError(f"there is no class {target} in {self.name}: expected 0…{self.num_classes - 1}.")
             return index
@@ -270,7 +270,7 @@ def check_floats(images: Any) -> None:
         return
     raise VitrailError(
         f"images must be a dense tensor of finite floats (normalised), but got {kind}: use model.preprocess(image), or "
-        "give vitrail.explain the picture itself."
+        "give vitrail.explain the image itself."
     )
 
 
