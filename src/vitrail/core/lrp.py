@@ -183,10 +183,10 @@ class _AddRelevance(torch.autograd.Function):
         first, second = x * share, branch * share
         if ctx.conserving:
             axes = tuple(range(1, relevance.ndim))
-            total, one, two = (t.sum(axes, keepdim=True) for t in (relevance, first, second))
-            size = one.abs() + two.abs()
-            first = first * over(over(one.abs(), size) * total, one)
-            second = second * over(over(two.abs(), size) * total, two)
+            total, first_total, second_total = (t.sum(axes, keepdim=True) for t in (relevance, first, second))
+            size = first_total.abs() + second_total.abs()
+            first = first * over(over(first_total.abs(), size) * total, first_total)
+            second = second * over(over(second_total.abs(), size) * total, second_total)
         return first, second, None
 
 

@@ -150,11 +150,11 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, tuple):
-        for one in part:
-            yield from tensors_of(one)
+        for item in part:
+            yield from tensors_of(item)
     elif is_dataclass(part) and not isinstance(part, Rope):
-        for own in fields(part):
-            yield from tensors_of(getattr(part, own.name))
+        for entry in fields(part):
+            yield from tensors_of(getattr(part, entry.name))
 
 
 def converted(part: Any, dtype: torch.dtype) -> Any:
@@ -162,7 +162,7 @@ def converted(part: Any, dtype: torch.dtype) -> Any:
     if isinstance(part, Tensor):
         return part.to(dtype) if part.is_floating_point() else part
     if isinstance(part, tuple):
-        return tuple(converted(one, dtype) for one in part)
+        return tuple(converted(item, dtype) for item in part)
     if is_dataclass(part) and not isinstance(part, type):
-        return replace(part, **{own.name: converted(getattr(part, own.name), dtype) for own in fields(part)})
+        return replace(part, **{entry.name: converted(getattr(part, entry.name), dtype) for entry in fields(part)})
     return part

@@ -52,6 +52,6 @@ def _rebuilt(block: Block, take: Callable[[], Linear]) -> Block:
 
 def _behind_one_another(q: Linear, k: Linear, v: Linear) -> Linear:
     """One linear layer over the memory of three, which ``_converted`` put side by side."""
-    rows, width = sum(one.weight.shape[0] for one in (q, k, v)), q.weight.shape[1]
+    rows, width = sum(linear.weight.shape[0] for linear in (q, k, v)), q.weight.shape[1]
     assert q.bias is not None
     return Linear(q.weight.as_strided((rows, width), (width, 1)), q.bias.as_strided((rows,), (1,)))

@@ -23,16 +23,18 @@ def annotated(
     what people drew: a wrong prediction is explained by what is there.
     """
     labelled = [(None if o.label is None else remap(o.label), o) for o in example.objects]
-    own = [o for index, o in labelled if index in (target, None)] or [o for index, o in labelled if index == label]
-    drawn = [box for box in map(_box, own) if box is not None]
-    fit, device = view.preprocessing, view.device
-    region, others = (_region(view, example, some) for some in (own, [o for _, o in labelled if o not in own]))
+    shown = [o for index, o in labelled if index in (target, None)] or [o for index, o in labelled if index == label]
+    drawn = [box for box in map(_box, shown) if box is not None]
+    preprocessing, device = view.preprocessing, view.device
+    region, others = (
+        _region(view, example, objects) for objects in (shown, [o for _, o in labelled if o not in shown])
+    )
     return {
         "region": None if region is None else region.to(device),
-        "from_masks": bool(own) and all(o.mask is not None for o in own),
-        "boxes": fit.boxes(drawn, example.image.size) if own else None,
+        "from_masks": bool(shown) and all(o.mask is not None for o in shown),
+        "boxes": preprocessing.boxes(drawn, example.image.size) if shown else None,
         "others": None if others is None else others.to(device),
-        "ignore": None if example.ignore is None else fit.mask(example.ignore).to(device),
+        "ignore": None if example.ignore is None else preprocessing.mask(example.ignore).to(device),
     }
 
 
@@ -41,9 +43,9 @@ def own_class(view: View, example: Example, remap: Callable[[int], int]) -> int 
     label = example.label
     if example.by_area:
         labels = sorted({item.label for item in example.objects if item.label is not None})
-        regions = {one: _region(view, example, [o for o in example.objects if o.label == one]) for one in labels}
-        seen = {one: int(region.sum()) for one, region in regions.items() if region is not None and region.any()}
-        label = max(seen, key=seen.__getitem__, default=label)  # the first of equals
+        regions = {index: _region(view, example, [o for o in example.objects if o.label == index]) for index in labels}
+        areas = {index: int(region.sum()) for index, region in regions.items() if region is not None and region.any()}
+        label = max(areas, key=areas.__getitem__, default=label)  # the first of equals
     return None if label is None else remap(label)
 
 

@@ -158,8 +158,8 @@ def read_indices(path: str | Path) -> list[int]:
     words = text.removeprefix("[").removesuffix("]").replace(",", " ").split()
     wrong = next((word for word in words if not (word.isascii() and word.isdecimal())), None)
     if wrong is not None or not words:
-        found = "nothing" if wrong is None else repr(wrong[:40])
-        raise VitrailError(f"the index file '{path}' holds {found}, expected integers from 0, or a JSON list.")
+        content = "nothing" if wrong is None else repr(wrong[:40])
+        raise VitrailError(f"the index file '{path}' holds {content}, expected integers from 0, or a JSON list.")
     return [int(word) for word in words]
 
 

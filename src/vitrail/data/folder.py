@@ -56,9 +56,9 @@ class ImageFolder(DataSet):
             objects = (Object(row.label, tight_box(mask), mask), *(Object(row.label, box) for box in boxes))
         return Example(self._ids[position], image, row.label, objects, ignore)
 
-    def _find_table(self, given: str | Path | None) -> Path | None:
-        if given is not None:
-            return find_file([Path(given), self.root / given], f"the table '{given}'", self.root, "check the path")
+    def _find_table(self, table: str | Path | None) -> Path | None:
+        if table is not None:
+            return find_file([Path(table), self.root / table], f"the table '{table}'", self.root, "check the path")
         return next((path for name in ("labels.tsv", "labels.csv") if (path := self.root / name).is_file()), None)
 
     def _table_rows(self, path: Path) -> list[Row]:
@@ -72,8 +72,8 @@ class ImageFolder(DataSet):
     def _classes_of_folders(self) -> list[Row]:
         folders = folder_names(self.root)
         # Sub-folders are named one by one because a search does not enter those that are links.
-        found = image_files([self.root, *(self.root / name for name in folders)])
-        files = sorted((path.relative_to(self.root).as_posix() for path in found), key=lambda file: file.split("/"))
+        paths = image_files([self.root, *(self.root / name for name in folders)])
+        files = sorted((path.relative_to(self.root).as_posix() for path in paths), key=lambda file: file.split("/"))
         if not any("/" in file for file in files):
             return [Row(file, None, (), None) for file in files]
         if any("/" not in file for file in files):
@@ -89,17 +89,17 @@ class ImageFolder(DataSet):
     def _mask(self, row: Row, path: Path, size: tuple[int, int]) -> tuple[Mask | None, Mask | None]:
         """Return (object, ignored pixels) of the mask that belongs to an image, if there is one."""
         if row.mask is not None:
-            found = self.root / row.mask
+            mask_path = self.root / row.mask
         else:
             beside = path.with_suffix(".png")
             name = Path(os.path.relpath(beside, self.root)).as_posix()
             if self.table is None or name in self._listed or not beside.is_file():
                 return None, None
-            found = beside
-        values = read_values(found, "mask")
+            mask_path = beside
+        values = read_values(mask_path, "mask")
         if values.shape != (size[1], size[0]):
             raise VitrailError(
-                f"mask '{found}' is {values.shape[1]} × {values.shape[0]} pixels, expected {size[0]} × {size[1]} as "
-                f"its image '{path}'."
+                f"mask '{mask_path}' is {values.shape[1]} × {values.shape[0]} pixels, expected {size[0]} × {size[1]} "
+                f"as its image '{path}'."
             )
-        return read_mask(values, found)
+        return read_mask(values, mask_path)

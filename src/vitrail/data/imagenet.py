@@ -192,9 +192,9 @@ def class_folder_files(folder: Path, index: Mapping[str, int], name: str) -> tup
     for wnid in filter(_WNID.fullmatch, folder_names(folder)):
         if wnid not in index:
             raise VitrailError(f"'{folder / wnid}' is no class of {name}: for other classes, open it as a folder.")
-        found = picture_names(folder / wnid)
-        files += [f"{wnid}/{file}" for file in found]
-        labels += [index[wnid]] * len(found)
+        names = picture_names(folder / wnid)
+        files += [f"{wnid}/{file}" for file in names]
+        labels += [index[wnid]] * len(names)
     if not files:
         raise missing("an image in a class folder (n01440764, …)", folder, "check that the archive is unpacked there")
     return files, labels

@@ -92,11 +92,11 @@ class ImageNetS(DataSet):
         return Example(name, picture.image, label, tuple(objects), numbers == _IGNORE, by_area=True)
 
 
-def _read_categories(root: Path, size: int, given: str | Path | None) -> list[str]:
+def _read_categories(root: Path, size: int, categories: str | Path | None) -> list[str]:
     file = f"ImageNetS_categories_im{size}.txt"
     how = f"{file} says which class a mask's numbers mean: get it from github.com/LUSSeg/ImageNet-S (data/categories)"
     places = [root / file, root.parent / file, root / "categories" / file, root.parent / "categories" / file]
-    path = find_file(places if given is None else [Path(given)], f"the file {given or file}", root, how)
+    path = find_file(places if categories is None else [Path(categories)], f"the file {categories or file}", root, how)
     wnids = [row[0] for row in read_rows(path, "the category file", 1)]
     if len(wnids) != size or len(set(wnids)) != size:
         raise VitrailError(f"'{path}' names {len(set(wnids))} classes, expected {size}: check size=.")

@@ -60,17 +60,17 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
     In folders only image suffixes count and hidden files and folders are skipped. A file is listed once.
     """
-    given = [Path(path) for path in paths]
-    found: dict[Path, None] = {}
-    for path in given:
+    roots = [Path(path) for path in paths]
+    files: dict[Path, None] = {}
+    for path in roots:
         if path.is_dir():
-            found.update(dict.fromkeys(_images_under(path)))
+            files.update(dict.fromkeys(_images_under(path)))
         else:
-            found[_checked_file(path)] = None
-    if not found:
-        where = ", ".join(f"'{path}'" for path in given) or "an empty list of paths"
+            files[_checked_file(path)] = None
+    if not files:
+        where = ", ".join(f"'{path}'" for path in roots) or "an empty list of paths"
         raise VitrailError(f"no image found in {where}: give image files, or folders that hold some (.jpg, .png, …).")
-    return list(found)
+    return list(files)
 
 
 def image_hash(image: Image.Image) -> str:
@@ -220,12 +220,12 @@ def _images_under(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    found = []
+    images = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         visible = (Path(parent, name) for name in files if not name.startswith("."))
-        found += [path for path in visible if path.suffix.lower() in suffixes]
-    return sorted(found)
+        images += [path for path in visible if path.suffix.lower() in suffixes]
+    return sorted(images)
 
 
 def _picture_suffixes() -> frozenset[str]:

@@ -115,24 +115,24 @@ def _told_cells(lines: list[list[str]]) -> dict[str, list[str]]:
 
 def _labels(cells: dict[str, list[str]], path: Path) -> tuple[list[int | None], tuple[str, ...] | None]:
     """Return the label of each line, and the names of the classes."""
-    given = next((cells[kind] for kind in ("label", "wnid", "name") if kind in cells), None)
-    if given is None or not any(given):
+    values = next((cells[kind] for kind in ("label", "wnid", "name") if kind in cells), None)
+    if values is None or not any(values):
         return [None] * len(cells["file"]), None
-    if not all(value.isascii() and value.isdecimal() for value in given if value):
-        names = sorted(set(filter(None, given)))
+    if not all(value.isascii() and value.isdecimal() for value in values if value):
+        names = sorted(set(filter(None, values)))
         place = {name: index for index, name in enumerate(names)}
-        return [place.get(value) for value in given], tuple(names)
-    labels = [int(value) if value else None for value in given]
-    found: dict[int, str] = {}
+        return [place.get(value) for value in values], tuple(names)
+    labels = [int(value) if value else None for value in values]
+    class_names: dict[int, str] = {}
     for label, name in zip(labels, cells.get("name", cells.get("wnid", [])), strict=False):
-        if label is not None and name and found.setdefault(label, name) != name:
-            raise broken(_WHAT, path, f"class {label} is named both {found[label]!r} and {name!r}")
-    if not found:
+        if label is not None and name and class_names.setdefault(label, name) != name:
+            raise broken(_WHAT, path, f"class {label} is named both {class_names[label]!r} and {name!r}")
+    if not class_names:
         return labels, None
     count = max(label for label in labels if label is not None) + 1
     if count > 1_000_000:
         raise broken(_WHAT, path, f"it has the class number {count - 1}, expected numbers from 0")
-    return labels, tuple(found.get(label, f"class {label}") for label in range(count))
+    return labels, tuple(class_names.get(label, f"class {label}") for label in range(count))
 
 
 def _read_boxes(text: str, path: Path) -> tuple[Box, ...]:

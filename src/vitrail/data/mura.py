@@ -39,8 +39,8 @@ class Mura(DataSet):
             # The list starts from the folder that holds MURA-v1.1.
             names = [re.sub(r"^MURA-v1\.\d/", "", row) for row in rows]
         else:
-            found = (path.relative_to(self.folder) for path in (self.folder / split).rglob("*.png"))
-            visible = (path.as_posix() for path in found if not path.name.startswith("."))
+            paths = (path.relative_to(self.folder) for path in (self.folder / split).rglob("*.png"))
+            visible = (path.as_posix() for path in paths if not path.name.startswith("."))
             names = leave_out_strays(visible, self.folder)
         if not names:
             raise broken("MURA folder", self.folder, "it lists no image")

@@ -33,18 +33,18 @@ def broken(what: str, path: str | Path, why: str) -> VitrailError:
 
 def find_folder(candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
     """Return the first candidate that is a folder."""
-    found = next((path for path in candidates if path.is_dir()), None)
-    if found is None:
+    folder = next((path for path in candidates if path.is_dir()), None)
+    if folder is None:
         raise missing(what, root, how)
-    return found
+    return folder
 
 
 def find_file(candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
     """Return the first candidate that is a file."""
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
+    file = next((path for path in candidates if path.is_file()), None)
+    if file is None:
         raise missing(what, root, how)
-    return found
+    return file
 
 
 def inside(root: Path, name: str, source: str | Path) -> Path:

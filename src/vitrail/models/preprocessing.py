@@ -38,8 +38,8 @@ class Preprocess:
     ignores the aspect ratio, "border" scales the longer edge and pads. The image is scaled to `size / crop_pct`, or
     to `resize`: the shorter edge for "crop", (height, width) for "squash".
     `arithmetic` names the code whose rounding is copied ("torchvision" is timm's too).
-    `dropped` rows and columns at the lower and right edge come on top of `size`: the library makes them, the network
-    cuts its patches from `size` alone.
+    `dropped` rows and columns at the lower and right edge come on top of `size`: the library's transform returns them,
+    but the network cuts its patches from `size` alone.
     """
 
     size: tuple[int, int]
@@ -88,12 +88,12 @@ class Preprocess:
             # timm does not pass its interpolation on to the resize of non-square inputs.
             interpolation = "bilinear"
         return cls(
-            (height, width),
-            _triple(data_config.get("mean", IMAGENET_MEAN)),
-            _triple(data_config.get("std", IMAGENET_STD)),
-            interpolation,
-            fit,
-            crop_pct,
+            size=(height, width),
+            mean=_triple(data_config.get("mean", IMAGENET_MEAN)),
+            std=_triple(data_config.get("std", IMAGENET_STD)),
+            interpolation=interpolation,
+            fit=fit,
+            crop_pct=crop_pct,
         )
 
     @classmethod
@@ -110,11 +110,11 @@ class Preprocess:
         size = (crop[0], crop[-1])
         exact = len(resize) == 2
         return cls(
-            size,
-            _triple(mean),
-            _triple(std),
-            interpolation,
-            "squash" if exact else "crop",
+            size=size,
+            mean=_triple(mean),
+            std=_triple(std),
+            interpolation=interpolation,
+            fit="squash" if exact else "crop",
             resize=(resize[0], resize[1]) if exact else resize[0],
         )
 
@@ -133,11 +133,11 @@ class Preprocess:
         mean, std = _huggingface_colours(config)
         resample = config.get("resample")
         return cls(
-            size,
-            mean,
-            std,
-            cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
-            fit,
+            size=size,
+            mean=mean,
+            std=std,
+            interpolation=cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
+            fit=fit,
             resize=resize,
             arithmetic=_huggingface_arithmetic(processor),
         )
@@ -150,15 +150,15 @@ class Preprocess:
             raise VitrailError(
                 f"preprocessing has the keys {sorted(values)}, expected size and others of {sorted(names)}."
             )
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
-        return cls(**given)
+        return cls(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as values that JSON can hold; without `dropped` where nothing is."""
-        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return found if any(self.dropped) else {name: value for name, value in found.items() if name != "dropped"}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return values if any(self.dropped) else {name: value for name, value in values.items() if name != "dropped"}
 
     def resized(self, size: tuple[int, int]) -> "Preprocess":
         """Return the same steps for another input (height, width): the same share of the image is seen."""
@@ -171,18 +171,18 @@ class Preprocess:
         return replace(self, size=size, resize=resize)
 
     @property
-    def made(self) -> tuple[int, int]:
-        """The (height, width) that the library makes."""
+    def library_size(self) -> tuple[int, int]:
+        """(height, width) of what the library's own transform returns: `size` and what is `dropped`."""
         return self.size[0] + self.dropped[0], self.size[1] + self.dropped[1]
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Turn an RGB image into the normalised model input, float32 (3, height, width)."""
         rgb = image if image.mode == "RGB" else image.convert("RGB")
-        return self.seen(self.normalise(self._fitted(rgb)))
+        return self.trim(self.normalise(self._fitted(rgb)))
 
-    def seen(self, made: Tensor) -> Tensor:
-        """Cut what the library makes, (…, H, W), to what the network looks at."""
-        return made[..., : self.size[0], : self.size[1]] if made.shape[-2:] == self.made else made
+    def trim(self, images: Tensor) -> Tensor:
+        """Cut what the library's own transform returns, (…, H, W), to the part that the network uses."""
+        return images[..., : self.size[0], : self.size[1]] if images.shape[-2:] == self.library_size else images
 
     def box(self, image_size: tuple[int, int]) -> Box:
         """Return the (left, top, right, bottom) that the model input covers, in pixels of the original image.
@@ -257,7 +257,7 @@ class Preprocess:
     def _scaled_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Return the (width, height) of the whole image after scaling, before the crop."""
         width, height = image_size
-        target_height, target_width = (math.floor(edge / self.crop_pct) for edge in self.made)
+        target_height, target_width = (math.floor(edge / self.crop_pct) for edge in self.library_size)
         if self.fit == "squash":
             if isinstance(self.resize, tuple):
                 target_height, target_width = self.resize
@@ -273,7 +273,7 @@ class Preprocess:
 
     def _corner(self, scaled_size: tuple[int, int]) -> tuple[int, int]:
         """Return the (left, top) of the model input in the scaled image, negative where it is padded."""
-        margins = scaled_size[0] - self.made[1], scaled_size[1] - self.made[0]
+        margins = scaled_size[0] - self.library_size[1], scaled_size[1] - self.library_size[0]
         if self.arithmetic == "hf_pil":
             return margins[0] // 2, margins[1] // 2
         if self.arithmetic == "torchvision":
@@ -285,19 +285,19 @@ class Preprocess:
         """Scale, crop and pad: colours in 0…1, (3, height, width) as the library makes them."""
         scaled_size = self._scaled_size(image.size)
         left, top = self._corner(scaled_size)
-        height, width = self.made
+        height, width = self.library_size
         if scaled_size[0] * scaled_size[1] > _MAX_RESIZED_PIXELS:
-            seen = self._sampled_inside(image, scaled_size, left, top)
+            visible = self._sampled_inside(image, scaled_size, left, top)
         else:
             scaled = self._scaled(image, scaled_size)
-            seen = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-        if seen.shape[1:] == (height, width):
-            return seen
+            visible = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+        if visible.shape[1:] == (height, width):
+            return visible
         canvas = torch.zeros(3, height, width, dtype=torch.float32, device="cpu")
         if self.fit == "border":
             canvas += canvas.new_tensor([round(255 * value) for value in self.mean]).view(3, 1, 1) / 255
         rows, columns = max(-top, 0), max(-left, 0)
-        canvas[:, rows : rows + seen.shape[1], columns : columns + seen.shape[2]] = seen
+        canvas[:, rows : rows + visible.shape[1], columns : columns + visible.shape[2]] = visible
         return canvas
 
     def _scaled(self, image: Image.Image, size: tuple[int, int]) -> Tensor:
@@ -318,7 +318,10 @@ class Preprocess:
 
     def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
         """Sample only the part of a huge scaled image that the crop shows."""
-        right, bottom = min(left + self.made[1], scaled_size[0]), min(top + self.made[0], scaled_size[1])
+        right, bottom = (
+            min(left + self.library_size[1], scaled_size[0]),
+            min(top + self.library_size[0], scaled_size[1]),
+        )
         left, top = max(left, 0), max(top, 0)
         across, down = image.width / scaled_size[0], image.height / scaled_size[1]
         box = (left * across, top * down, min(right * across, image.width), min(bottom * down, image.height))

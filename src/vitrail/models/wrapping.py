@@ -124,12 +124,12 @@ def outline(
 
 def _check_kind(module: nn.Module, head: nn.Module) -> None:
     """Backbone and head must have one precision and one device."""
-    (dtype, device), (own_dtype, own_device) = (
+    (dtype, device), (head_dtype, head_device) = (
         (parameter.dtype, parameter.device) for parameter in (next(module.parameters()), next(head.parameters()))
     )
-    if (dtype, device) != (own_dtype, own_device):
+    if (dtype, device) != (head_dtype, head_device):
         raise VitrailError(
-            f"head= has {own_dtype} on {own_device}, but the backbone has {dtype} on {device}: use "
+            f"head= has {head_dtype} on {head_device}, but the backbone has {dtype} on {device}: use "
             f"head.to({str(device)!r}, {dtype})."
         )
 
@@ -231,11 +231,11 @@ def _preprocess(
     std: Sequence[float] | None,
     processor: Any,
 ) -> Preprocess:
-    asked = as_pair(img_size)
-    size = asked or native
+    requested = as_pair(img_size)
+    size = requested or native
     if processor is not None:
         base = Preprocess.from_huggingface(processor, native)
-        base = base if asked is None else base.resized(asked)
+        base = base if requested is None else base.resized(requested)
     elif timm.is_timm(module):
         from timm.data import resolve_model_data_config
 
@@ -252,16 +252,17 @@ def _preprocess(
     return replace(base, **changes)
 
 
-def _whole_patches(made: Preprocess, patch: Sequence[int]) -> Preprocess:
+def _whole_patches(preprocessing: Preprocess, patch: Sequence[int]) -> Preprocess:
     """The same steps, less what is too narrow for a patch: a patch convolution does not look at it."""
-    rows, columns = (edge % one for edge, one in zip(made.size, patch, strict=True))
-    return replace(made, size=(made.size[0] - rows, made.size[1] - columns), dropped=(rows, columns))
+    height, width = preprocessing.size
+    rows, columns = height % patch[0], width % patch[1]
+    return replace(preprocessing, size=(height - rows, width - columns), dropped=(rows, columns))
 
 
-def _labels(view: View, given: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
+def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
     count = view.num_classes
-    if given is not None:
-        return read_labels(given, count)
+    if labels is not None:
+        return read_labels(labels, count)
     module: Any = view.module
     if huggingface.is_huggingface(module):
         names = getattr(module.config, "id2label", None) or {}

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tests import families
 from tests.helpers import viewed
-from tests.loading.given import NAME, TINY, picture
+from tests.models.tiny import NAME, TINY, picture
 from torch import nn
 
 import vitrail
@@ -227,7 +227,7 @@ def _altered(part: str, new: Callable[[nn.Module], nn.Module], **options: Any) -
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "as a head only a linear layer is known"),
+        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "a head must be a linear layer"),
         (_altered("head", lambda _: nn.Identity()), "no classification head"),
         (_altered("blocks.0.attn.qkv", nn.Sequential), "expected a linear layer"),
         (_altered("blocks.1.mlp.fc1", nn.Sequential), "expected a linear layer"),
