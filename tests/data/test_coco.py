@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.data.layouts import coco, picture
 
 from vitrail.data import Coco
-from vitrail.data.outlines import decode_runs, decode_segmentation, fill_polygon, unpack_runs
+from vitrail.data.coco_masks import decode_runs, decode_segmentation, fill_polygon, unpack_runs
 from vitrail.errors import VitrailError
 
 

@@ -180,7 +180,7 @@ def test_wrong_options_of_wrap(options: dict[str, Any]) -> None:
 def test_a_head_of_another_width_is_refused_by_wrap(name: str) -> None:
     backbone = viewed(name, torch.float32)[1]
     width = viewed(name, torch.float32)[2].describe().embedding.weight.shape[0]
-    with pytest.raises(VitrailError, match=rf"head= takes 63 numbers, but .* gives {width}: expected"):
+    with pytest.raises(VitrailError, match=rf"head= takes 63 features, but .* has {width}: expected"):
         vitrail.wrap(backbone, head=nn.Linear(63, 5), pool="token")
     assert vitrail.wrap(backbone, head=nn.Linear(width, 5), pool="token").num_classes == 5
 

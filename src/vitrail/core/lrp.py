@@ -78,7 +78,7 @@ class Epsilon(Frozen):
 
 
 def _passed(x: Tensor, out: Tensor) -> Tensor:
-    """``out`` forward; on the way back its relevance goes to ``x`` as it is."""
+    """``out`` forward; backward its relevance goes to ``x`` unchanged."""
     return _apply(_PassOn, x, out.detach())
 
 

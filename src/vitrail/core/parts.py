@@ -48,7 +48,7 @@ class Rope:
 class Attention:
     """Multi-head attention; ``bias`` (heads, n, n) is added to the scores, ``norm`` stands before ``proj``.
 
-    ``together`` is q, k and v as one layer, where they are so in memory.
+    ``together`` is the fused q, k and v layer, where they are contiguous in memory.
     """
 
     heads: int
@@ -132,7 +132,7 @@ class Head:
 
     @property
     def reads(self) -> int | None:
-        """How many tokens, from the first on, it looks at; None = it needs the patches as well."""
+        """Number of leading tokens that it reads; None = it needs the patches as well."""
         return {"token": 1, "pair": 2}.get(self.pool)
 
 
@@ -146,7 +146,7 @@ class Architecture:
 
 
 def tensors_of(part: Any) -> Iterator[Tensor]:
-    """Every weight in a part; rotary tables are none."""
+    """Every weight in a part; rotary tables do not count."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, tuple):

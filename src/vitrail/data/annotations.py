@@ -1,4 +1,4 @@
-"""What people drew, as the model sees it: objects through the crop and resize of their image, classes by name."""
+"""Annotations at the model input: objects after the resize and crop of their image, classes matched by name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor |
 
 
 def class_map(view: View, data: DataSet) -> Callable[[int], int]:
-    """From the data set's classes to the model's: by name where each name fits one class, else as they are numbered.
+    """From the data set's classes to the model's: by name where each name matches a single class, otherwise by number.
 
     That is an error where their numbers differ: class 3 of ten is not class 3 of a thousand.
     """

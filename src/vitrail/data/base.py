@@ -1,4 +1,4 @@
-"""What every data set gives: examples with an image, a class, and the objects annotated in it."""
+"""Data sets and their examples: an image, its class, and the objects annotated in it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Object:
     """One annotated thing, in pixels of the upright original image.
 
     Attributes:
-        label: Class index of the data set; None = unknown, counts as the image's own class.
+        label: class index of the data set; None = unknown, counts as the image's own class.
         box: (x0, y0, x1, y1), x1 and y1 exclusive.
-        mask: The pixels that show it, bool (height, width).
+        mask: the pixels that show it, bool (height, width).
     """
 
     label: int | None
@@ -39,12 +39,12 @@ class Example:
     """One image to explain and what is known about it.
 
     Attributes:
-        id: Unique within the data set and the same on every machine.
-        image: Upright, RGB.
-        label: Class index of the data set; None where it has no classes.
-        objects: What is annotated in the image, of any class.
-        ignore: Pixels whose class is unknown, bool (height, width).
-        by_area: The label is the class with the largest area. A model that sees a part of the image is asked about
+        id: unique within the data set and the same on every machine.
+        image: upright, RGB.
+        label: class index of the data set; None where it has no classes.
+        objects: what is annotated in the image, of any class.
+        ignore: pixels whose class is unknown, bool (height, width).
+        by_area: the label is the class with the largest area. A model that sees a part of the image is asked about
             the class with the largest area there.
     """
 
@@ -66,11 +66,11 @@ class Example:
 
 
 class DataSet(Sequence[Example], ABC):
-    """A sequence of examples. Images are read when asked for; one that is broken raises an error naming its file.
+    """A sequence of examples. Images are loaded lazily; a broken one raises an error that names its file.
 
     Attributes:
-        name: Short name of the data set.
-        labels: Class names, index = label; None where the classes have no names.
+        name: short name of the data set.
+        labels: class names, index = label; None where the classes have no names.
     """
 
     name: str = "data"
@@ -83,7 +83,7 @@ class DataSet(Sequence[Example], ABC):
 
     @abstractmethod
     def load(self, position: int) -> Example:
-        """Read the example at a position from 0 to len − 1."""
+        """Reads the example at a position from 0 to len − 1."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -111,10 +111,10 @@ class DataSet(Sequence[Example], ABC):
         """Part of the data set, in this order.
 
         Args:
-            n: Draw that many examples at random; they come in index order. A smaller draw of the same seed is part
+            n: draw that many examples at random; they come in index order. A smaller draw of the same seed is part
                 of a larger one.
-            seed: Of the draw: the first n of `numpy.random.default_rng(seed).permutation(len(self))`.
-            indices: Instead of a draw, these positions in the given order, or a file of them (see `read_indices`).
+            seed: of the draw: the first n of `numpy.random.default_rng(seed).permutation(len(self))`.
+            indices: instead of a draw, these positions in the given order, or a file of them (see `read_indices`).
         """
         if (n is None) == (indices is None):
             raise VitrailError("a subset needs either n (examples drawn at random) or indices, and not both.")
@@ -151,7 +151,7 @@ class Subset(DataSet):
 
 
 def read_indices(path: str | Path) -> list[int]:
-    """Read positions from a file: integers separated by white space or commas, or a JSON list of them."""
+    """Reads positions from a file: integers separated by white space or commas, or a JSON list of them."""
     from vitrail.data.paths import read_text
 
     text = read_text(path, "the index file").strip()
@@ -164,7 +164,7 @@ def read_indices(path: str | Path) -> list[int]:
 
 
 def largest_class(objects: Sequence[Object]) -> int | None:
-    """Return the class that covers most of the image: by the pixels of its masks, else by its boxes' area."""
+    """The class that covers most of the image: by the pixels of its masks, else by its boxes' area."""
     areas: dict[int, float] = {}
     for item in objects:
         if item.label is not None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.base import DataSet, Example, Mask, Object, largest_class
+from vitrail.data.coco_masks import decode_segmentation
 from vitrail.data.orientation import Picture, read_picture
-from vitrail.data.outlines import decode_segmentation
 from vitrail.data.paths import broken, find_file, find_folder, inside, read_text
 from vitrail.geometry import Box
 
@@ -29,11 +29,11 @@ class Coco(DataSet):
     name = "coco"
 
     def __init__(self, root: str | Path, split: str = "val2017") -> None:
-        """Read the annotation file.
+        """Reads the annotation file.
 
         Args:
-            root: The folder that holds `annotations` and the images' folder.
-            split: Name of the images' folder and end of the annotation file's name.
+            root: the folder that holds `annotations` and the images' folder.
+            split: name of the images' folder and end of the annotation file's name.
         """
         root = Path(root)
         file = root / "annotations" / f"instances_{split}.json"

@@ -25,11 +25,11 @@ class ImageFolder(DataSet):
     """
 
     def __init__(self, root: str | Path, table: str | Path | None = None) -> None:
-        """List the images.
+        """Lists the images.
 
         Args:
-            root: The folder.
-            table: A .csv or .tsv of labels, here or in the folder; None = `labels.tsv` or `labels.csv` in it, if any.
+            root: the folder.
+            table: a .csv or .tsv of labels, here or in the folder; None = `labels.tsv` or `labels.csv` in it, if any.
         """
         self.root = find_folder([Path(root)], "the folder of images", Path(root), "check the path")
         self.name = self.root.resolve().name or "folder"
@@ -87,7 +87,7 @@ class ImageFolder(DataSet):
         return [Row(file, place[file.partition("/")[0]], (), None) for file in files]
 
     def _mask(self, row: Row, path: Path, size: tuple[int, int]) -> tuple[Mask | None, Mask | None]:
-        """Return (object, ignored pixels) of the mask that belongs to an image, if there is one."""
+        """(object, ignored pixels) of the mask that belongs to an image, if there is one."""
         if row.mask is not None:
             mask_path = self.root / row.mask
         else:

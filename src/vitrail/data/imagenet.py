@@ -18,8 +18,8 @@ from vitrail.data.paths import (
     folder_names,
     missing,
     picture_names,
+    read_integer,
     read_rows,
-    read_whole_number,
 )
 from vitrail.data.xml_boxes import read_xml_boxes
 from vitrail.errors import VitrailError
@@ -41,7 +41,7 @@ _GET_TRUTH = (
 
 @lru_cache(maxsize=1)
 def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the 1000 wnids in sorted order, and the names of their classes (both as timm ships them)."""
+    """The 1000 wnids in sorted order, and the names of their classes (both as timm ships them)."""
     from timm.data import ImageNetInfo
 
     info = ImageNetInfo("imagenet-1k")
@@ -74,13 +74,13 @@ class ImageNet(DataSet):
         devkit: str | Path | None = None,
         boxes: str | Path | None = None,
     ) -> None:
-        """Index the images.
+        """Indexes the images.
 
         Args:
-            root: The folder of the images, or the one that holds it as `val`.
-            split: Sub-folder of the images and of the boxes, where they have one.
-            devkit: The unpacked devkit, for the flat layout.
-            boxes: Folder of the XML files, or the one that holds it as `val`.
+            root: the folder of the images, or the one that holds it as `val`.
+            split: sub-folder of the images and of the boxes, where they have one.
+            devkit: the unpacked devkit, for the flat layout.
+            boxes: folder of the XML files, or the one that holds it as `val`.
         """
         root = Path(root)
         self.folder = find_folder([root / split, root], f"the ImageNet folder '{split}'", root, _GET_IMAGENET)
@@ -122,7 +122,7 @@ class ImageNet(DataSet):
         return list(stems), labels
 
     def _annotation(self, name: str) -> Path | None:
-        """Return the XML file of an image; in the training set some images have none."""
+        """The XML file of an image; in the training set some images have none."""
         if self._boxes is None:
             return None
         stem = Path(name).stem
@@ -187,7 +187,7 @@ def own_classes(classes: str) -> bool:
 
 
 def class_folder_files(folder: Path, index: Mapping[str, int], name: str) -> tuple[list[str], list[int]]:
-    """List the images in wnid folders (paths below `folder`, sorted) and the labels of their folders."""
+    """Lists the images in wnid folders (paths below `folder`, sorted) and the labels of their folders."""
     files, labels = [], []
     for wnid in filter(_WNID.fullmatch, folder_names(folder)):
         if wnid not in index:
@@ -201,7 +201,7 @@ def class_folder_files(folder: Path, index: Mapping[str, int], name: str) -> tup
 
 
 def _mapped_names(nearby: list[Path], wnids: Sequence[str]) -> tuple[str, ...] | None:
-    """Return class names from the LOC_synset_mapping.txt of the Kaggle edition, if there is one."""
+    """Class names from the LOC_synset_mapping.txt of the Kaggle edition, if there is one."""
     path = next((path for folder in nearby if (path := folder / "LOC_synset_mapping.txt").is_file()), None)
     if path is None:
         return None
@@ -218,7 +218,7 @@ def _box_folder(boxes: Path, split: str) -> Path:
 
 
 def _ground_truth(nearby: list[Path], folder: Path) -> dict[str, str]:
-    """Return the wnid of each validation image, by its name without suffix."""
+    """The wnid of each validation image, by its name without suffix."""
     solution = next((path for place in nearby if (path := place / "LOC_val_solution.csv").is_file()), None)
     if solution is not None:
         rows = read_rows(solution, "the ground truth", 2, ",")
@@ -228,12 +228,12 @@ def _ground_truth(nearby: list[Path], folder: Path) -> dict[str, str]:
     path = find_file((place / truth for place in places), f"the file {truth}", folder, _GET_TRUTH)
     meta = find_file((place / "meta.mat" for place in places), "the devkit's meta.mat", folder, _GET_TRUTH)
     wnid_of = _devkit_wnids(meta)
-    numbers = [read_whole_number(row[0], "the ground truth", path) for row in read_rows(path, "the ground truth", 1)]
+    numbers = [read_integer(row[0], "the ground truth", path) for row in read_rows(path, "the ground truth", 1)]
     return {f"ILSVRC2012_val_{line:08}": wnid_of.get(number, "") for line, number in enumerate(numbers, start=1)}
 
 
 def _devkit_wnids(path: Path) -> dict[int, str]:
-    """Return ILSVRC2012_ID → wnid from the devkit's meta.mat (its ids are not in sorted order of wnids)."""
+    """ILSVRC2012_ID → wnid from the devkit's meta.mat (its ids are not in sorted order of wnids)."""
     import numpy as np
     from scipy.io import loadmat
 

@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.data.base import DataSet, Example, Object, largest_class
 from vitrail.data.imagenet import imagenet_classes, index_of, own_classes
 from vitrail.data.orientation import class_masks, read_picture
-from vitrail.data.paths import find_file, find_folder, folder_names, leave_out_strays, missing, read_rows, read_values
+from vitrail.data.paths import find_file, find_folder, folder_names, missing, read_rows, read_values, utf8_names
 from vitrail.errors import VitrailError
 from vitrail.geometry import tight_box
 
@@ -36,14 +36,14 @@ class ImageNetS(DataSet):
         categories: str | Path | None = None,
         classes: Literal["own", "imagenet"] = "imagenet",
     ) -> None:
-        """Index the masks.
+        """Indexes the masks.
 
         Args:
-            root: The folder that holds `validation` and `validation-segmentation`.
-            size: Number of classes: 919, 300 or 50.
-            split: The folder of the images; masks are in the one with `-segmentation` added.
-            categories: The category file, `ImageNetS_categories_im919.txt`; None = look in `root` and beside it.
-            classes: What labels count.
+            root: the folder that holds `validation` and `validation-segmentation`.
+            size: number of classes: 919, 300 or 50.
+            split: the folder of the images; masks are in the one with `-segmentation` added.
+            categories: the category file, `ImageNetS_categories_im919.txt`; None = look in `root` and beside it.
+            classes: what labels count.
         """
         if size not in (919, 300, 50):
             raise VitrailError(f"ImageNet-S has size 919, 300 or 50, got size={size}.")
@@ -54,13 +54,13 @@ class ImageNetS(DataSet):
         self._read_classes(_read_categories(root, size, categories), classes)
         self._ids = []
         for wnid in folder_names(self.masks):
-            files = leave_out_strays((path.name for path in self.masks.glob(f"{wnid}/*.png")), self.masks / wnid)
+            files = utf8_names((path.name for path in self.masks.glob(f"{wnid}/*.png")), self.masks / wnid)
             self._ids += [f"{wnid}/{Path(file).stem}" for file in files]
         if not self._ids:
             raise missing("a mask <wnid>/*.png", self.masks, how)
 
     def _read_classes(self, wnids: list[str], classes: str) -> None:
-        """Find the label of each number in the masks, and the names of the labels."""
+        """Finds the label of each number in the masks, and the names of the labels."""
         every, names = imagenet_classes()
         if own_classes(classes):
             place = index_of(wnids)

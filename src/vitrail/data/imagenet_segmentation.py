@@ -24,7 +24,7 @@ class ImageNetSegmentation(DataSet):
     name = "imagenet_segmentation"
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file.
+        """Opens the file.
 
         Args:
             path: `gtsegs_ijcv.mat`, or its folder.
@@ -66,7 +66,7 @@ class ImageNetSegmentation(DataSet):
         return Example(self._ids[position], image, None, (Object(None, tight_box(mask), mask),))
 
     def _content(self) -> tuple[Any, Any]:
-        """Return the tables of references to images and masks, from a file that opens at first use."""
+        """The tables of references to images and masks, from a file that opens at first use."""
         if self._file is None:
             try:
                 import h5py

@@ -1,4 +1,4 @@
-"""Reading images: whatever the user gives becomes one upright 8-bit RGB image, or one clear error."""
+"""Reading images: whatever the user gives becomes an upright 8-bit RGB image, or an error."""
 
 import hashlib
 import os
@@ -34,10 +34,10 @@ _warnings_lock = threading.Lock()
 
 
 def read_image(source: ImageSource) -> Image.Image:
-    """Read an image as an upright 8-bit RGB copy.
+    """Reads an image as an upright 8-bit RGB copy.
 
     Args:
-        source: A path, a PIL image of any mode, or a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
+        source: a path, a PIL image of any mode, or a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
 
     Transparent parts are put on white, 16- and 32-bit greys scaled to 8 bits; an animation gives its first frame.
     """
@@ -46,9 +46,7 @@ def read_image(source: ImageSource) -> Image.Image:
     if isinstance(source, np.ndarray):
         return _to_rgb(_from_array(source), "the given array")
     if not isinstance(source, str | os.PathLike):
-        raise VitrailError(
-            f"an image must be a path, a PIL image or a uint8 array, not {type(source).__name__}: give one of these."
-        )
+        raise VitrailError(f"an image must be a path, a PIL image or a uint8 array, but got {type(source).__name__}.")
     path = _checked_file(source)
     with open_image(path) as image:
         return _to_rgb(image, f"'{path}'")
@@ -56,7 +54,7 @@ def read_image(source: ImageSource) -> Image.Image:
 
 @reading()
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """List the files that `paths` name: files as they are, folders searched recursively in sorted order.
+    """Lists the files that `paths` name: files as they are, folders searched recursively in sorted order.
 
     In folders only image suffixes count and hidden files and folders are skipped. A file is listed once.
     """
@@ -74,7 +72,7 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def image_hash(image: Image.Image) -> str:
-    """Return the sha256 of the size and the RGB bytes of an image."""
+    """The sha256 of the size and the RGB bytes of an image."""
     digest = hashlib.sha256(f"{image.width}x{image.height}:".encode())
     for _, strip in _strips(image):
         digest.update(strip.convert("RGB").tobytes())
@@ -82,7 +80,7 @@ def image_hash(image: Image.Image) -> str:
 
 
 def _checked_file(source: str | os.PathLike[str]) -> Path:
-    """Return the path if it is a non-empty regular file."""
+    """The path if it is a non-empty regular file."""
     path = Path(source)
     try:
         status = path.stat()
@@ -100,7 +98,7 @@ def _checked_file(source: str | os.PathLike[str]) -> Path:
 
 
 def open_image(path: Path) -> Image.Image:
-    """Read the header of an image file, which must not be too large; its pixels are decoded later."""
+    """Reads the header of an image file, which must not be too large; its pixels are decoded later."""
     try:
         with _warnings_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -131,7 +129,7 @@ def _check_size(image: Image.Image, name: str) -> None:
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an upright RGB copy, on white where transparent."""
+    """An upright RGB copy, on white where transparent."""
     _check_size(image, name)
     try:
         image.load()
@@ -150,14 +148,14 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Cut an image into (top, strip), so that what is made of its pixels on the way takes little memory."""
+    """Cuts an image into (top, strip), so that conversions take little memory."""
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
 def _convert_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Make an RGB image with a conversion of each pixel."""
+    """An RGB image, converted strip by strip."""
     result = Image.new("RGB", image.size)
     for top, strip in _strips(image):
         result.paste(convert(strip), (0, top))
@@ -170,7 +168,7 @@ def _put_on_white(image: Image.Image) -> Image.Image:
 
 
 def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Scale a 16- or 32-bit grey image to 8 bits by the range its values are in."""
+    """Scales a 16- or 32-bit grey image to 8 bits by the range its values are in."""
     ranges = [(values.min(), values.max()) for values in (np.asarray(strip) for _, strip in _strips(image))]
     if np.isnan(ranges).any():
         raise VitrailError(f"pixels of {name} are NaN (not a number): replace them first.")
@@ -197,7 +195,7 @@ def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
-    """Turn a uint8 array into a PIL image."""
+    """Turns a uint8 array into a PIL image."""
     shape = " × ".join(map(str, array.shape)) or "scalar"
     if array.size == 0:
         raise VitrailError(f"the given array ({shape}) has no pixels: give at least 1 × 1.")
@@ -214,7 +212,7 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
 
 
 def _images_under(folder: Path) -> list[Path]:
-    """Return the image files below a folder, sorted, without hidden ones."""
+    """The image files below a folder, sorted, without hidden ones."""
     suffixes = _picture_suffixes()
 
     def refuse(error: OSError) -> None:
@@ -229,7 +227,7 @@ def _images_under(folder: Path) -> list[Path]:
 
 
 def _picture_suffixes() -> frozenset[str]:
-    """Return the file suffixes of images that this Pillow can open."""
+    """The file suffixes of images that this Pillow can open."""
     registered = Image.registered_extensions()
     return frozenset(suffix for suffix, kind in registered.items() if kind in Image.OPEN) - _NOT_PICTURES
 
@@ -239,6 +237,6 @@ def _too_large(name: str, size: str) -> VitrailError:
 
 
 def _reason(error: Exception) -> str:
-    """Say in a few words why something failed."""
+    """Says in a few words why something failed."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return reason.rstrip(".") or type(error).__name__

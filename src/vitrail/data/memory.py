@@ -1,4 +1,4 @@
-"""Examples from what is at hand: paths, images, arrays, with labels or without."""
+"""Data sets from lists in memory: paths, images, arrays, with or without labels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class InMemory(DataSet):
     """
 
     def __init__(self, items: Sequence[Item], labels: Sequence[str] | None = None, name: str = "images") -> None:
-        """Keep the items; paths are read when asked for.
+        """Keeps the items; paths are read lazily.
 
         Args:
-            items: What to hold.
-            labels: Class names, index = label; needed where pairs have a name for a label.
-            name: Of the data set.
+            items: the images.
+            labels: class names, index = label; needed where pairs have a name for a label.
+            name: of the data set.
         """
         self.name, self.labels = name, None if labels is None else tuple(labels)
         self._items = [self._checked(item, number) for number, item in enumerate(items)]

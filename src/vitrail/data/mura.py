@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitrail.data.base import DataSet, Example
 from vitrail.data.images import read_image
-from vitrail.data.paths import broken, find_folder, inside, leave_out_strays, read_rows, require_unique
+from vitrail.data.paths import broken, find_folder, inside, read_rows, require_unique, utf8_names
 from vitrail.errors import VitrailError
 
 _STUDY = re.compile(r"study\d+_(positive|negative)")
@@ -23,10 +23,10 @@ class Mura(DataSet):
     labels = ("negative", "positive")
 
     def __init__(self, root: str | Path, split: str = "valid") -> None:
-        """List the images.
+        """Lists the images.
 
         Args:
-            root: The folder MURA-v1.1, or the one that holds it.
+            root: the folder MURA-v1.1, or the one that holds it.
             split: "valid" or "train".
         """
         root = Path(root)
@@ -41,7 +41,7 @@ class Mura(DataSet):
         else:
             paths = (path.relative_to(self.folder) for path in (self.folder / split).rglob("*.png"))
             visible = (path.as_posix() for path in paths if not path.name.startswith("."))
-            names = leave_out_strays(visible, self.folder)
+            names = utf8_names(visible, self.folder)
         if not names:
             raise broken("MURA folder", self.folder, "it lists no image")
         self._ids = require_unique(names, listing)

@@ -99,14 +99,14 @@ _NUMBERS = frozenset({"n", "seed", "size", "year", "objects"})
 
 @reading()
 def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> DataSet:
-    """Open a data set.
+    """Opens a data set.
 
     Args:
         spec: `scenes`, `scenes:200`, `scenes:200@7` (seed 7), a name and its folder or file such as `imagenet:DIR`
             (names: `DATA_NAMES`, and those of `data_set`), a folder of images (see `ImageFolder`), its table or one
             image. Options follow a question mark: `imagenet:DIR?boxes=DIR2&split=val`. Or a data set, scenes, or a
             list of images, of pairs (image, label) or of examples.
-        **options: The options of the data set's class; they override those in `spec`. Every data set has `n` and
+        **options: the options of the data set's class; they override those in `spec`. Every data set has `n` and
             `seed`, or `indices` (positions or a file of them), to take a subset.
     """
     if isinstance(spec, str | Path):
@@ -135,7 +135,7 @@ def data_name(spec: str) -> str:
 
 
 def _parse_spec(spec: str, is_path: bool) -> tuple[str, str, dict[str, Any]]:
-    """Return (name, place, options) of a specification."""
+    """(name, place, options) of a specification."""
     names = DATA_SETS.entries()
     if is_path or (spec and spec not in names and Path(spec).exists()):
         return "folder", spec, {}

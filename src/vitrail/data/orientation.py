@@ -40,7 +40,7 @@ class Picture:
     orientation: int
 
     def box(self, box: Box) -> Box | None:
-        """Turn a box upright and clip it to the image; None when nothing of it remains."""
+        """Turns a box upright and clips it to the image; None when nothing of it remains."""
         (width, height), (swap, flip_x, flip_y) = self.image.size, _TURNS[self.orientation]
         x0, y0, x1, y1 = box
         if swap:
@@ -52,11 +52,11 @@ class Picture:
         return clip_box((x0, y0, x1, y1), width, height)
 
     def mask(self, values: NDArray[np.generic], source: str | Path) -> NDArray[np.generic]:
-        """Turn an array (height, width) of the stored pixels upright.
+        """Turns an array (height, width) of the stored pixels upright.
 
         Args:
-            values: A mask, or numbers of classes.
-            source: Where it came from, for errors.
+            values: a mask, or numbers of classes.
+            source: where it came from, for errors.
         """
         height, width = values.shape[:2]
         if values.ndim != 2 or (width, height) != self.stored_size:
@@ -71,7 +71,7 @@ class Picture:
 
 
 def read_picture(path: Path) -> Picture:
-    """Read an image and how it was turned to be upright."""
+    """Reads an image and how it was turned to be upright."""
     image = read_image(path)
     try:
         with Image.open(path) as stored:
@@ -82,6 +82,6 @@ def read_picture(path: Path) -> Picture:
 
 
 def class_masks(values: NDArray[np.generic], leave_out: set[int]) -> list[tuple[int, Mask]]:
-    """Return (number, mask) for every number in an array of class numbers, smallest first."""
+    """(number, mask) for every number in an array of class numbers, smallest first."""
     numbers = [int(number) for number in np.unique(values)]
     return [(number, values == number) for number in numbers if number not in leave_out]

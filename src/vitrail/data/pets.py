@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitrail.data.base import DataSet, Example, Object
 from vitrail.data.orientation import read_picture
-from vitrail.data.paths import broken, find_file, find_folder, inside, read_rows, read_values, read_whole_number
+from vitrail.data.paths import broken, find_file, find_folder, inside, read_integer, read_rows, read_values
 from vitrail.data.trimaps import read_trimap
 from vitrail.geometry import tight_box
 
@@ -23,10 +23,10 @@ class OxfordPets(DataSet):
     name = "pets"
 
     def __init__(self, root: str | Path, split: str = "test") -> None:
-        """Read the list of a split.
+        """Reads the list of a split.
 
         Args:
-            root: The folder that holds `images` and `annotations`.
+            root: the folder that holds `images` and `annotations`.
             split: "test" or "trainval".
         """
         root = Path(root)
@@ -51,14 +51,14 @@ class OxfordPets(DataSet):
 
 def _read_listing(path: Path) -> tuple[list[str], list[int]]:
     rows = read_rows(path, "the list", 2)
-    labels = [read_whole_number(row[1], "the list", path) - 1 for row in rows]
+    labels = [read_integer(row[1], "the list", path) - 1 for row in rows]
     if not rows or min(labels) < 0:
         raise broken("the list", path, "expected lines of a name and a class id from 1")
     return [row[0] for row in rows], labels
 
 
 def _breeds(listings: list[Path]) -> list[str]:
-    """Return the breed of each class, which is the name of its images without their number."""
+    """The breed of each class, which is the name of its images without their number."""
     breeds: dict[int, str] = {}
     for path in listings:
         if path.is_file():

@@ -22,12 +22,12 @@ class SceneData(DataSet):
     labels = Scenes.labels
 
     def __init__(self, scenes: int | Sequence[Scene], seed: int = 0, objects: int | None = None) -> None:
-        """Use given scenes, or draw some.
+        """Uses the given scenes, or draws some.
 
         Args:
-            scenes: Scenes, or how many to draw.
-            seed: Of the scenes to draw.
-            objects: Number of objects in each scene to draw, 1 or 2; None = either.
+            scenes: scenes, or how many to draw.
+            seed: of the scenes to draw.
+            objects: number of objects in each scene to draw, 1 or 2; None = either.
         """
         self.scenes = Scenes(scenes, seed, objects) if isinstance(scenes, int) else scenes
 

@@ -20,9 +20,9 @@ from vitrail.data.paths import (
     inside,
     missing,
     picture_names,
+    read_integer,
     read_numbers,
     read_rows,
-    read_whole_number,
 )
 from vitrail.errors import VitrailError
 from vitrail.geometry import Box, clip_box
@@ -41,10 +41,10 @@ class TinyImageNet(DataSet):
     name = "tiny_imagenet"
 
     def __init__(self, root: str | Path, split: str = "val") -> None:
-        """Index the images.
+        """Indexes the images.
 
         Args:
-            root: The folder of either layout.
+            root: the folder of either layout.
             split: "val" or "train"; with the official folders also "test", which has no labels.
         """
         if split not in ("val", "train", "test"):
@@ -129,7 +129,7 @@ class _Packed:
     def __init__(self, root: Path, packs: list[Path]) -> None:
         path = find_file([root / "classes.tsv"], "the file classes.tsv", root, "it belongs to the .npz files")
         rows = read_rows(path, "the list of classes", 3, "\t")
-        if [read_whole_number(row[0], "the list of classes", path) for row in rows] != list(range(len(rows))):
+        if [read_integer(row[0], "the list of classes", path) for row in rows] != list(range(len(rows))):
             raise broken("the list of classes", path, "expected the indices 0, 1, 2, … in order")
         self.names = [row[2].strip() for row in rows]
         self.packs = packs

@@ -14,7 +14,7 @@ _OBJECT, _BACKGROUND, _BORDER = 1, 2, 3
 
 
 def read_trimap(values: NDArray[np.generic], path: Path) -> tuple[Mask, Mask]:
-    """Return (object, border) of a trimap."""
+    """(object, border) of a trimap."""
     if not np.isin(values, (_OBJECT, _BACKGROUND, _BORDER)).all():
         numbers = ", ".join(map(str, np.unique(values)[:6]))
         raise broken("trimap", path, f"it holds {numbers}; expected 1 (object), 2 (background) and 3 (border)")
@@ -22,7 +22,7 @@ def read_trimap(values: NDArray[np.generic], path: Path) -> tuple[Mask, Mask]:
 
 
 def read_mask(values: NDArray[np.generic], path: Path) -> tuple[Mask, Mask | None]:
-    """Return (object, border) of a trimap, or (object, None) of a mask: 0 and one other number, the object's."""
+    """(object, border) of a trimap, or (object, None) of a mask: 0 and one other number, the object's."""
     numbers = np.unique(values)
     if numbers[0] != 0 and np.isin(numbers, (_OBJECT, _BACKGROUND, _BORDER)).all():
         return read_trimap(values, path)

@@ -39,13 +39,13 @@ class PascalVoc(DataSet):
         split: str = "val",
         task: Literal["segmentation", "detection"] = "segmentation",
     ) -> None:
-        """Read the list of a split.
+        """Reads the list of a split.
 
         Args:
             root: `VOCdevkit`, the folder that holds it, or `VOC2012` itself.
-            year: Of the challenge.
-            split: A list in `ImageSets`: "train", "val", "trainval" or "test".
-            task: Whether objects come from masks or from boxes.
+            year: of the challenge.
+            split: a list in `ImageSets`: "train", "val", "trainval" or "test".
+            task: whether objects come from masks or from boxes.
         """
         if task not in _IMAGE_SETS:
             raise VitrailError(f'task={task!r} was given, expected "segmentation" or "detection".')

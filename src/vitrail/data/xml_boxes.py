@@ -24,7 +24,7 @@ class XmlBoxes:
 
 
 def read_xml_boxes(path: Path) -> XmlBoxes:
-    """Read an annotation; its coordinates are returned as they are written."""
+    """Reads an annotation; its coordinates are returned as they are written."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def read_xml_boxes(path: Path) -> XmlBoxes:
 
 
 def _size(tree: ElementTree.Element, path: Path) -> tuple[int, int] | None:
-    """Return the declared size; some files declare 0 × 0, which says nothing."""
+    """The declared size; some files declare 0 × 0, which says nothing."""
     if tree.find("size") is None:
         return None
     width, height = (int(_number(tree, f"size/{edge}", path)) for edge in ("width", "height"))

@@ -72,7 +72,7 @@ class Preprocess:
 
     @classmethod
     def from_timm(cls, data_config: Mapping[str, Any]) -> "Preprocess":
-        """Read timm's `resolve_model_data_config(model)`; the result equals timm's evaluation transform."""
+        """Reads timm's `resolve_model_data_config(model)`; the result equals timm's evaluation transform."""
         channels, height, width = data_config["input_size"]
         if channels != 3:
             raise VitrailError(
@@ -98,7 +98,7 @@ class Preprocess:
 
     @classmethod
     def from_torchvision(cls, transforms: Any) -> "Preprocess":
-        """Read the `weights.transforms()` object of a torchvision classifier."""
+        """Reads the `weights.transforms()` object of a torchvision classifier."""
         try:
             crop, resize = list(transforms.crop_size), list(transforms.resize_size)
             mean, std, interpolation = transforms.mean, transforms.std, transforms.interpolation.value
@@ -120,11 +120,11 @@ class Preprocess:
 
     @classmethod
     def from_huggingface(cls, processor: Any, image_size: int | tuple[int, int] | None = None) -> "Preprocess":
-        """Read a Hugging Face image processor.
+        """Reads a Hugging Face image processor.
 
         Args:
-            processor: The image processor, of either backend (PIL or torchvision).
-            image_size: The model's input (height, width), used where the processor does not fix one.
+            processor: the image processor, of either backend (PIL or torchvision).
+            image_size: the model's input (height, width), used where the processor does not fix one.
         """
         config: dict[str, Any] = processor.to_dict()
         if config.get("do_pad"):
@@ -144,7 +144,7 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
-        """Rebuild from `to_dict`, also after a round trip through JSON."""
+        """Rebuilds from `to_dict`, also after a round trip through JSON."""
         names = {field.name for field in fields(cls)}
         if not names >= values.keys() >= {"size"}:
             raise VitrailError(
@@ -156,12 +156,12 @@ class Preprocess:
         return cls(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as values that JSON can hold; without `dropped` where nothing is."""
+        """The fields as values that JSON can hold; without `dropped` where nothing is."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return values if any(self.dropped) else {name: value for name, value in values.items() if name != "dropped"}
 
     def resized(self, size: tuple[int, int]) -> "Preprocess":
-        """Return the same steps for another input (height, width): the same share of the image is seen."""
+        """The same steps for another input (height, width): the same share of the image is seen."""
         rows, columns = size[0] / self.size[0], size[1] / self.size[1]
         resize = self.resize
         if isinstance(resize, int):
@@ -176,16 +176,16 @@ class Preprocess:
         return self.size[0] + self.dropped[0], self.size[1] + self.dropped[1]
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Turn an RGB image into the normalised model input, float32 (3, height, width)."""
+        """Turns an RGB image into the normalised model input, float32 (3, height, width)."""
         rgb = image if image.mode == "RGB" else image.convert("RGB")
         return self.trim(self.normalise(self._fitted(rgb)))
 
     def trim(self, images: Tensor) -> Tensor:
-        """Cut what the library's own transform returns, (…, H, W), to the part that the network uses."""
+        """Cuts what the library's own transform returns, (…, H, W), to the part that the network uses."""
         return images[..., : self.size[0], : self.size[1]] if images.shape[-2:] == self.library_size else images
 
     def box(self, image_size: tuple[int, int]) -> Box:
-        """Return the (left, top, right, bottom) that the model input covers, in pixels of the original image.
+        """The (left, top, right, bottom) that the model input covers, in pixels of the original image.
 
         Args:
             image_size: (width, height) of the original. The box exceeds it where the input is padded.
@@ -196,7 +196,7 @@ class Preprocess:
         return left * across, top * down, (left + self.size[1]) * across, (top + self.size[0]) * down
 
     def mask(self, mask: NDArray[np.bool_]) -> Tensor:
-        """Carry a mask of the original image to the model input, bool (height, width).
+        """Carries a mask of the original image to the model input, bool (height, width).
 
         Each pixel of the input takes the value of the original's pixel that its centre falls on ("nearest-exact");
         outside the image it is False.
@@ -218,7 +218,7 @@ class Preprocess:
         return torch.from_numpy(original[np.ix_(rows, columns)] & np.outer(seen_rows, seen_columns))
 
     def boxes(self, boxes: Iterable[Box], image_size: tuple[int, int]) -> list[Box]:
-        """Carry boxes of the original image to the model input, in its pixels.
+        """Carries boxes of the original image to the model input, in its pixels.
 
         Each is clipped to the part of the image that the input shows, and left out when nothing of it remains.
 
@@ -239,11 +239,11 @@ class Preprocess:
         return carried
 
     def normalise(self, rgb: Tensor) -> Tensor:
-        """Normalise colours in 0…1, (…, 3, H, W)."""
+        """Normalises colours in 0…1, (…, 3, H, W)."""
         return (rgb - self._column(self.mean, rgb)) / self._column(self.std, rgb)
 
     def denormalise(self, tensor: Tensor) -> Image.Image:
-        """Turn a normalised (3, H, W) tensor back into an image."""
+        """Turns a normalised (3, H, W) tensor back into an image."""
         if tensor.ndim != 3 or tensor.shape[0] != 3:
             raise VitrailError(f"a tensor of shape {tuple(tensor.shape)} was given, expected one image (3, H, W).")
         values = tensor.detach().to("cpu", torch.float32)
@@ -255,7 +255,7 @@ class Preprocess:
         return torch.tensor(triple, dtype=like.dtype, device=like.device).view(3, 1, 1)
 
     def _scaled_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Return the (width, height) of the whole image after scaling, before the crop."""
+        """The (width, height) of the whole image after scaling, before the crop."""
         width, height = image_size
         target_height, target_width = (math.floor(edge / self.crop_pct) for edge in self.library_size)
         if self.fit == "squash":
@@ -272,7 +272,7 @@ class Preprocess:
         return max(1, round(width / ratio)), max(1, round(height / ratio))
 
     def _corner(self, scaled_size: tuple[int, int]) -> tuple[int, int]:
-        """Return the (left, top) of the model input in the scaled image, negative where it is padded."""
+        """The (left, top) of the model input in the scaled image, negative where it is padded."""
         margins = scaled_size[0] - self.library_size[1], scaled_size[1] - self.library_size[0]
         if self.arithmetic == "hf_pil":
             return margins[0] // 2, margins[1] // 2
@@ -317,7 +317,7 @@ class Preprocess:
         return resized(torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()).float() / 255
 
     def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
-        """Sample only the part of a huge scaled image that the crop shows."""
+        """Samples only the part of a huge scaled image that the crop shows."""
         right, bottom = (
             min(left + self.library_size[1], scaled_size[0]),
             min(top + self.library_size[0], scaled_size[1]),
@@ -330,7 +330,7 @@ class Preprocess:
 
 
 def _nearest(start: int, count: int, edge: int, scaled_edge: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return which original pixel each of `count` scaled pixels falls on, and which of them lie in the image."""
+    """Which original pixel each of `count` scaled pixels falls on, and which of them lie in the image."""
     scaled = np.arange(start, start + count)
     # Integers: the centre may fall exactly between two pixels, where rounding would decide.
     original = (2 * scaled + 1) * edge // (2 * scaled_edge)
@@ -344,7 +344,7 @@ def _to_tensor(image: Image.Image) -> Tensor:
 def _huggingface_geometry(
     config: Mapping[str, Any], name: str, image_size: int | tuple[int, int] | None
 ) -> tuple[tuple[int, int], Fit, int | tuple[int, int] | None]:
-    """Return (input size, fit, resize) of an image processor's configuration."""
+    """(input size, fit, resize) of an image processor's configuration."""
     model_size = (image_size, image_size) if isinstance(image_size, int) else image_size
     crop = _pair(config.get("crop_size")) if config.get("do_center_crop") else None
     resize = config.get("size") if config.get("do_resize", True) else None
@@ -362,7 +362,7 @@ def _huggingface_geometry(
 
 
 def _huggingface_colours(config: Mapping[str, Any]) -> tuple[Triple, Triple]:
-    """Return the (mean, std) that act on colours in 0…1 as the processor's rescaling and normalisation do."""
+    """The (mean, std) that act on colours in 0…1 as the processor's rescaling and normalisation do."""
     scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     if config.get("do_normalize", True):
@@ -386,7 +386,7 @@ def _pair(size: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 
 def _triple(values: Any) -> Triple:
-    """Return three floats from three numbers, or from one for all colours."""
+    """Three floats from three numbers, or from one for all colours."""
     numbers = [float(value) for value in values] if np.iterable(values) else [float(values)]
     if len(numbers) == 1:
         numbers *= 3
