@@ -19,8 +19,8 @@ from vitrail import VitrailError
 from vitrail.cli.program import app
 from vitrail.data import Example, InMemory, Object, Scenes
 from vitrail.data.annotations import annotated, class_map, own_class
+from vitrail.geometry import fill_boxes
 from vitrail.metrics import build_metric, measure, summarise
-from vitrail.metrics.boxes import painted
 
 QUICK = ["insertion(steps=4)", "deletion(steps=4)", "pointing_game", "discriminativity", "token_deletion_accuracy"]
 
@@ -149,7 +149,7 @@ def test_objects_are_seen_through_the_crop(view) -> None:
     assert seen["boxes"] == box
     assert torch.equal(seen["region"], view.preprocessing.mask(mask))
     assert seen["from_masks"]
-    assert torch.equal(seen["others"], painted(view.preprocessing.boxes([(0.0, 0.0, 60.0, 80.0)], size), view.size))
+    assert torch.equal(seen["others"], fill_boxes(view.preprocessing.boxes([(0.0, 0.0, 60.0, 80.0)], size), view.size))
     wrong = annotated(view, example, 7, 2, lambda label: label)
     assert torch.equal(wrong["region"], seen["region"]), "a wrong prediction is explained by what is there"
     assert annotated(view, Example("none", Image.new("RGB", size)), 2, None, int)["region"] is None

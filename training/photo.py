@@ -50,13 +50,13 @@ class Student(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """For classes and for features; `share` of an image is its own, the rest its mirror place in the batch."""
         logits = self.vit.head(tokens[:, 0]).float()
-        own, other = (cross_entropy(logits, classes, reduction="none") for classes in (labels, labels.flip(0)))
-        told = (own * share + other * (1 - share)).mean()
+        first, second = (cross_entropy(logits, classes, reduction="none") for classes in (labels, labels.flip(0)))
+        mixup = (first * share + second * (1 - share)).mean()
         taught = -(lesson.logits.float().softmax(1) * log_softmax(logits, dim=1)).sum(1).mean()
         cell = self.teacher_patch[kept][..., None].expand(-1, -1, WIDTH)
-        seen = mse_loss(self.projections["patches"](tokens[:, 1:]).float(), lesson.patches.gather(1, cell).float())
+        patches = mse_loss(self.projections["patches"](tokens[:, 1:]).float(), lesson.patches.gather(1, cell).float())
         whole = mse_loss(self.projections["cls"](tokens[:, 0]).float(), lesson.cls.float())
-        return 0.3 * told + 0.7 * taught, seen + whole
+        return 0.3 * mixup + 0.7 * taught, patches + whole
 
 
 class Trainer:

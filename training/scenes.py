@@ -61,12 +61,12 @@ def patches_to_keep() -> int:
 
 
 def report(model: VisionTransformer, test: dict[int, tuple[Tensor, Tensor]]) -> str:
-    found = []
+    lines = []
     for objects, (images, targets) in test.items():
         top = predict(model, scale(images)).topk(objects, dim=1).indices
         right = targets.gather(1, top).sum(dim=1) == objects
-        found.append(f"{objects}-object scenes all found {100 * right.float().mean():.2f} %")
-    return ", ".join(found)
+        lines.append(f"{objects}-object scenes all found {100 * right.float().mean():.2f} %")
+    return ", ".join(lines)
 
 
 def train(arguments: argparse.Namespace) -> None:

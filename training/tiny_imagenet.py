@@ -77,11 +77,11 @@ def near_duplicates(train: Images, unseen: Images, threshold: float = 0.94) -> N
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     unseen_thumbnails = _thumbnails(unseen, device)
-    found = []
+    duplicates = []
     for start in range(0, len(train), 5000):
         similarity = _thumbnails(train[start : start + 5000], device) @ unseen_thumbnails.T
-        found.append(start + np.flatnonzero((similarity.amax(dim=1) > threshold).cpu().numpy()))
-    return np.concatenate(found)
+        duplicates.append(start + np.flatnonzero((similarity.amax(dim=1) > threshold).cpu().numpy()))
+    return np.concatenate(duplicates)
 
 
 def _thumbnails(images: Images, device: str) -> torch.Tensor:

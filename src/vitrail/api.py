@@ -149,7 +149,7 @@ def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
         return source
     if isinstance(source, Tensor):
         check_floats(source)
-        source = view.preprocessing.seen(source)
+        source = view.preprocessing.trim(source)
         if tuple(source.shape) != (3, *view.size):
             raise VitrailError(
                 f"a tensor must be a normalised image of shape (3, {view.size[0]}, {view.size[1]}) for {view.name}, "

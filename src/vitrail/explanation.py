@@ -226,7 +226,7 @@ class Explanation:
         return buffer.getvalue()
 
 
-def open_explanation(
+def open(  # noqa: A001
     path: str | Path, *, model: View | nn.Module | str | None = None, image: Any = None, check: bool = True
 ) -> Explanation:
     """Reloads a saved explanation and checks that its model and its image are still the same.
@@ -304,7 +304,7 @@ def _find_pixels(saved: Mapping[str, Any], given: Any, path: Path) -> Tensor | N
     expected = saved["image"].get("tensor_sha256")
     if expected is None:
         raise VitrailError(f"{path} explains a picture, but image= is a tensor: give the picture.")
-    pixels = _steps(saved).seen(given.detach().cpu()).clone()
+    pixels = _steps(saved).trim(given.detach().cpu()).clone()
     if tensor_hash(pixels) != expected:
         raise VitrailError(f"the given tensor is not the one explained in {path}: its values differ.")
     return pixels

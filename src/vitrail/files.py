@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError
 
 
 def save_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
-    """Call `write` with an open file and put the result at `path` in one step.
+    """Calls `write` with an open file and puts the result at `path` in one step.
 
     Missing folders are made. On any failure nothing remains, an older file stays as it was,
     and the error names the path. Returns the path written.
@@ -24,7 +24,7 @@ def save_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], ob
 
 
 def write_together(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
-    """Write several files, all of them or none."""
+    """Writes several files, all of them or none."""
     with _all_or_nothing() as placed:
         for path, content in contents.items():
             placed.stage(Path(path), partial(_write_bytes, content))
@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Name what the system refuses to look at: a folder without permission, a path that is too long."""
+    """Names what the system refuses to look at: a folder without permission, a path that is too long."""
     try:
         yield
     except OSError as error:
@@ -54,14 +54,14 @@ class _Placement:
         self._new_folders: list[Path] = []
 
     def stage(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        """Write one file completely, under a temporary name beside its place."""
+        """Writes one file completely, under a temporary name beside its place."""
         with _named_errors(path):
             target = Path(os.path.realpath(path))
             # Also protects devices: replacing /dev/null would break the machine.
             if target.is_dir():
-                raise VitrailError(f"Cannot write '{path}': it is a folder, give a file name.")
+                raise VitrailError(f"cannot write '{path}': it is a folder, give a file name.")
             if target.exists() and not target.is_file():
-                raise VitrailError(f"Cannot write '{path}': it is not a regular file, choose another name.")
+                raise VitrailError(f"cannot write '{path}': it is not a regular file, choose another name.")
             self._make_folders(target.parent)
             temporary = _name_beside(target)
             with open(temporary, "xb") as file:
@@ -71,7 +71,7 @@ class _Placement:
                 os.fsync(file.fileno())
 
     def commit(self) -> None:
-        """Rename every staged file to its place."""
+        """Renames every staged file to its place."""
         for temporary, target in self._staged:
             with _named_errors(target):
                 if len(self._staged) > 1 and target not in self._backups:
@@ -81,7 +81,7 @@ class _Placement:
             _sync_folder(folder)
 
     def roll_back(self) -> None:
-        """Undo everything: former files back in place, new files and folders gone."""
+        """Undoes everything: former files back in place, new files and folders gone."""
         for target, backup in self._backups.items():
             with contextlib.suppress(OSError):
                 os.replace(backup, target) if backup else target.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ class _Placement:
                 folder.rmdir()
 
     def forget_backups(self) -> None:
-        """Remove the copies of the former files."""
+        """Removes the copies of the former files."""
         for backup in filter(None, self._backups.values()):
             with contextlib.suppress(OSError):
                 backup.unlink(missing_ok=True)
@@ -119,14 +119,14 @@ def _all_or_nothing() -> Iterator[_Placement]:
 
 @contextlib.contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
-    """Turn any failure into an error that names the path and the reason."""
+    """Turns any failure into an error that names the path and the reason."""
     try:
         yield
     except VitrailError:
         raise
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise VitrailError(f"Cannot write '{path}': {reason or type(error).__name__}.") from error
+        raise VitrailError(f"cannot write '{path}': {reason or type(error).__name__}.") from error
 
 
 def _write_bytes(content: bytes, file: BinaryIO) -> None:
@@ -139,7 +139,7 @@ def _name_beside(target: Path) -> Path:
 
 
 def _copy_beside(target: Path) -> Path:
-    """Keep the present content of a file under another name, as a hard link where the disk has them."""
+    """Keeps the present content of a file under another name, as a hard link where the disk has them."""
     copy = _name_beside(target)
     try:
         os.link(target, copy)
@@ -153,7 +153,7 @@ def _copy_beside(target: Path) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system lets folders be synced."""
+    """Makes a rename survive a power cut, where the system lets folders be synced."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -42,7 +42,7 @@ def test_the_console_script_ends_with_one_line_and_code_one(place: Path) -> None
     script = Path(sys.executable).with_name("vitrail")
     done = subprocess.run([script, "explain", "nowhere.png"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Error: Image 'nowhere.png' was not found: check the path.\n"
+    assert done.stderr == "Error: image 'nowhere.png' was not found: check the path.\n"
     assert left(place) == set()
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.data.layouts import picture, text
 
 from vitrail.data import DataSet, Example, InMemory, Object, Subset, read_indices
-from vitrail.data.base import largest_class, tight_box
+from vitrail.data.base import largest_class
 from vitrail.errors import VitrailError
 
 
@@ -60,8 +60,8 @@ def test_wrong_subsets():
         ({"n": 2, "indices": [1]}, "not both"),
         ({"n": 6}, "n=6 was asked for, images has 5"),
         ({"n": -1}, "n=-1"),
-        ({"indices": [5]}, "Index 5 is outside"),
-        ({"indices": [-1]}, "Index -1 is outside"),
+        ({"indices": [5]}, "index 5 is outside"),
+        ({"indices": [-1]}, "index -1 is outside"),
         ({"indices": [1, 1]}, "twice"),
     ]:
         with pytest.raises(VitrailError, match=message):
@@ -109,7 +109,7 @@ def test_items_in_memory(tmp_path):
         InMemory([(path, "fish")], ["cat"])
     with pytest.raises(VitrailError, match="label 2, expected 0…1"):
         InMemory([(path, 2)], ["cat", "dog"])
-    with pytest.raises(VitrailError, match="Item 0 is a list"):
+    with pytest.raises(VitrailError, match="item 0 is a list"):
         InMemory([[path, 1]])
     with pytest.raises(VitrailError, match=r"missing\.png' was not found"):
         InMemory([tmp_path / "missing.png"])[0]
@@ -120,11 +120,9 @@ def test_data_sets_travel_to_other_processes():
     assert pickle.loads(pickle.dumps(data)).ids == data.ids
 
 
-def test_tight_box_and_largest_class():
+def test_largest_class():
     mask = np.zeros((5, 6), dtype=bool)
-    assert tight_box(mask) is None
     mask[1:3, 2:6] = True
-    assert tight_box(mask) == (2, 1, 6, 3)
     objects = [Object(4, (0, 0, 2, 2)), Object(7, None, mask), Object(4, (0, 0, 2, 3)), Object(None, (0, 0, 99, 99))]
     assert largest_class(objects) == 4
     assert largest_class(objects[:2]) == 7

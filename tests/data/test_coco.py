@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.data.layouts import coco, picture
 
 from vitrail.data import Coco
-from vitrail.data.outlines import decode_runs, decode_segmentation, fill_polygon, unpack_runs
+from vitrail.data.coco_masks import decode_runs, decode_segmentation, fill_polygon, unpack_runs
 from vitrail.errors import VitrailError
 
 
@@ -194,12 +194,12 @@ def test_files_that_are_missing_or_wrong(tmp_path):
         with pytest.raises(VitrailError, match=r"instances_val2017\.json' cannot be read"):
             Coco(root)
     file.write_text(json.dumps({**content, "images": []}))
-    with pytest.raises(VitrailError, match="names no picture"):
+    with pytest.raises(VitrailError, match="names no image"):
         Coco(root)
     content["images"][0]["file_name"] = "../../secret.jpg"
     file.write_text(json.dumps(content))
     with pytest.raises(VitrailError, match="below its folder"):
         Coco(root)[1]
     (root / "val2017").rename(root / "elsewhere")
-    with pytest.raises(VitrailError, match="folder 'val2017' of pictures was not found"):
+    with pytest.raises(VitrailError, match="folder 'val2017' of images was not found"):
         Coco(root)

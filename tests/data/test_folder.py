@@ -55,14 +55,14 @@ def test_flat_folder_has_no_labels(tmp_path):
 def test_pictures_beside_folders_are_ambiguous(tmp_path):
     picture(tmp_path / "a.png")
     picture(tmp_path / "cat" / "b.png")
-    with pytest.raises(VitrailError, match="both pictures and folders of pictures"):
+    with pytest.raises(VitrailError, match="both images and folders of images"):
         ImageFolder(tmp_path)
 
 
 def test_missing_and_empty_folders(tmp_path):
-    with pytest.raises(VitrailError, match=r"folder of pictures was not found in '.*nowhere'"):
+    with pytest.raises(VitrailError, match=r"folder of images was not found in '.*nowhere'"):
         ImageFolder(tmp_path / "nowhere")
-    with pytest.raises(VitrailError, match="No image found"):
+    with pytest.raises(VitrailError, match="no image found"):
         ImageFolder(tmp_path)
     with pytest.raises(VitrailError, match=r"table 'x\.csv' was not found"):
         ImageFolder(tmp_path, table="x.csv")
@@ -139,7 +139,7 @@ def test_masks_named_by_the_table(tmp_path):
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        (np.zeros((4, 3)), r"Mask '.*a\.png' is 3 × 4 pixels, expected 4 × 3 as its picture '.*a\.jpg'"),
+        (np.zeros((4, 3)), r"mask '.*a\.png' is 3 × 4 pixels, expected 4 × 3 as its image '.*a\.jpg'"),
         ([[0, 1, 2, 3]] * 3, "it holds 0, 1, 2, 3; expected 0 and one other number"),
         ([[7, 7, 9, 9]] * 3, "it holds 7, 9"),
         (np.zeros((3, 4, 3)), "its mode is RGB, expected 1 or L or P"),

@@ -89,7 +89,7 @@ def test_wrong_devkits(tmp_path):
     with pytest.raises(VitrailError, match=r"no class for 'ILSVRC2012_val_00000003\.JPEG'"):
         ImageNet(root)
     text(devkit / "ILSVRC2012_validation_ground_truth.txt", "2\nx\n1\n")
-    with pytest.raises(VitrailError, match="expected a whole number, found 'x'"):
+    with pytest.raises(VitrailError, match="expected an integer, found 'x'"):
         ImageNet(root)
     (devkit / "meta.mat").write_bytes(b"nothing of MATLAB's")
     with pytest.raises(VitrailError, match=r"meta\.mat' cannot be read"):
@@ -153,19 +153,19 @@ def test_broken_annotations_name_their_file(tmp_path, content, message):
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(VitrailError, match=r"ImageNet folder 'val' was not found in '.*nowhere': download"):
         ImageNet(tmp_path / "nowhere")
-    with pytest.raises(VitrailError, match="Neither class folders"):
+    with pytest.raises(VitrailError, match="neither class folders"):
         ImageNet(tmp_path)
     root = imagenet_folders(tmp_path / "data")
     with pytest.raises(VitrailError, match=r"folder of boxes was not found .* ILSVRC2012_bbox_val_v3"):
         ImageNet(root, boxes=tmp_path / "boxes")
     (tmp_path / "boxes").mkdir()
-    with pytest.raises(VitrailError, match="An XML file was not found"):
+    with pytest.raises(VitrailError, match="an XML file was not found"):
         ImageNet(root, boxes=tmp_path / "boxes")
     picture(root / "val" / "n09999999" / "x.JPEG")
     with pytest.raises(VitrailError, match="n09999999' is no class of imagenet"):
         ImageNet(root)
     (tmp_path / "empty" / TENCH).mkdir(parents=True)
-    with pytest.raises(VitrailError, match="picture in a class folder"):
+    with pytest.raises(VitrailError, match="image in a class folder"):
         ImageNet(tmp_path / "empty")
 
 

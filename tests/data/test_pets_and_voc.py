@@ -54,7 +54,7 @@ def test_pets_errors(tmp_path):
         data[0]
     for content, message in [
         ("Abyssinian_100\n", "line 1 has 1 columns, expected 2"),
-        ("Abyssinian_100 x\n", "expected a whole number"),
+        ("Abyssinian_100 x\n", "expected an integer"),
         ("Abyssinian_100 0\n", "class id from 1"),
         ("# nothing here\n", "class id from 1"),
     ]:

@@ -109,7 +109,7 @@ def test_imagenet_segmentation_errors(tmp_path, monkeypatch):
         ImageNetSegmentation(text(tmp_path / "text.mat", "no HDF5"))
     (pixels, mask), _ = pairs()
     data = ImageNetSegmentation(imagenet_segmentation(tmp_path / "a.mat", [(pixels, mask[1:])]))
-    with pytest.raises(VitrailError, match=r"Picture 0 of '.*a\.mat' is \(4, 6\) and its mask \(3, 6\)"):
+    with pytest.raises(VitrailError, match=r"image 0 of '.*a\.mat' is \(4, 6\) and its mask \(3, 6\)"):
         data[0]
     import h5py
 
@@ -119,7 +119,7 @@ def test_imagenet_segmentation_errors(tmp_path, monkeypatch):
         ImageNetSegmentation(tmp_path / "b.mat")
     with h5py.File(tmp_path / "b.mat", "a") as file:
         file["value/gt"] = np.zeros((2, 1))
-    with pytest.raises(VitrailError, match="picture 0 is damaged"):
+    with pytest.raises(VitrailError, match="image 0 is damaged"):
         ImageNetSegmentation(tmp_path / "b.mat")[0]
     real_import = builtins.__import__
 

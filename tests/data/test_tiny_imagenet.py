@@ -79,7 +79,7 @@ def test_wrong_packs(tmp_path, wrong, message):
 
 def test_broken_packs(tmp_path):
     data = TinyImageNet(packed(tmp_path, offsets=np.array([0, 5, 9, 10**9])))
-    with pytest.raises(VitrailError, match=r"Picture '.*val\.npz:1' cannot be read"):
+    with pytest.raises(VitrailError, match=r"image '.*val\.npz:1' cannot be read"):
         data[1]
     (tmp_path / "val.npz").write_bytes(b"PK no archive")
     with pytest.raises(VitrailError, match=r"val\.npz' cannot be read: expected an \.npz"):
@@ -106,7 +106,7 @@ def test_official_errors(tmp_path):
         ("val_0.JPEG\tn09999999\t0\t0\t5\t5", r"class 'n09999999' is not in wnids\.txt"),
         (f"val_0.JPEG\t{TENCH}\t0\t0\t5", "line 1 has 5 columns, expected 6"),
         (f"val_0.JPEG\t{TENCH}\t0\t0\t5\tx", "expected numbers"),
-        ("", "picture of the split 'val' was not found"),
+        ("", "image of the split 'val' was not found"),
     ]:
         text(listing, row)
         with pytest.raises(VitrailError, match=message):
@@ -154,7 +154,7 @@ def test_mura_errors(tmp_path):
     (folder / "valid" / STUDIES[1]).write_bytes(b"no picture")
     with pytest.raises(VitrailError, match=r"image2\.png"):
         Mura(folder)[1]
-    for row, message in [("MURA-v1.1/valid/image1.png", "in no folder study"), ("", "lists no picture")]:
+    for row, message in [("MURA-v1.1/valid/image1.png", "in no folder study"), ("", "lists no image")]:
         text(folder / "valid_image_paths.csv", row)
         with pytest.raises(VitrailError, match=message):
             Mura(folder)

@@ -15,8 +15,9 @@ from tests.oracles import curves, localization
 from torch import Tensor
 from torchmetrics.functional.classification import binary_average_precision, binary_jaccard_index
 
+from vitrail.geometry import box_iou, fill_boxes
 from vitrail.metrics import build_metric, list_metrics, measure
-from vitrail.metrics.boxes import box_above, iou, painted
+from vitrail.metrics.boxes import box_above
 from vitrail.metrics.localization import average_precision
 
 KINDS = (*PIXEL_KINDS, *TOKEN_KINDS, "constant", "peak")
@@ -129,7 +130,7 @@ def test_games_with_boxes() -> None:
         boxes = some_boxes(seed, of.size)
         on, ties = on_input(values, of.size), tie(of.cells)
         region, cut = literal_region(boxes, of.size), literal_region(boxes, of.size, cut=True)
-        assert np.array_equal(painted(boxes, of.size).numpy(), region)  # type: ignore[arg-type]
+        assert np.array_equal(fill_boxes(boxes, of.size).numpy(), region)  # type: ignore[arg-type]
         for tolerance in (0.0, 1.5):
             expected = localization.pointing_game(on, region, ties, tolerance, 0.6)
             found = scored("pointing_game", of, values, boxes=[boxes], tolerance=tolerance, max_area=0.6)
@@ -310,6 +311,6 @@ def test_max_box_acc_has_one_threshold_for_all_images() -> None:
 
 
 def test_boxes_overlap_by_area() -> None:
-    assert iou((0, 0, 2, 2), (1, 1, 3, 3)) == pytest.approx(1 / 7)
-    assert iou((0, 0, 2, 2), (2, 0, 3, 3)) == 0
-    assert iou((0, 0, 2, 3), (0, 0, 2, 3)) == 1
+    assert box_iou((0, 0, 2, 2), (1, 1, 3, 3)) == pytest.approx(1 / 7)
+    assert box_iou((0, 0, 2, 2), (2, 0, 3, 3)) == 0
+    assert box_iou((0, 0, 2, 3), (0, 0, 2, 3)) == 1

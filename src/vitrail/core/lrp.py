@@ -78,7 +78,7 @@ class Epsilon(Frozen):
 
 
 def _passed(x: Tensor, out: Tensor) -> Tensor:
-    """``out`` forward; on the way back its relevance goes to ``x`` as it is."""
+    """``out`` forward; backward its relevance goes to ``x`` unchanged."""
     return _apply(_PassOn, x, out.detach())
 
 
@@ -183,10 +183,10 @@ class _AddRelevance(torch.autograd.Function):
         first, second = x * share, branch * share
         if ctx.conserving:
             axes = tuple(range(1, relevance.ndim))
-            total, one, two = (t.sum(axes, keepdim=True) for t in (relevance, first, second))
-            size = one.abs() + two.abs()
-            first = first * over(over(one.abs(), size) * total, one)
-            second = second * over(over(two.abs(), size) * total, two)
+            total, first_total, second_total = (t.sum(axes, keepdim=True) for t in (relevance, first, second))
+            size = first_total.abs() + second_total.abs()
+            first = first * over(over(first_total.abs(), size) * total, first_total)
+            second = second * over(over(second_total.abs(), size) * total, second_total)
         return first, second, None
 
 

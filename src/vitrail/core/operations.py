@@ -1,7 +1,7 @@
 """A Vision Transformer, written once as a short sequence of operations.
 
-``Walk`` goes from the image to the logits. A rule says how relevance flows back through each operation; a recorder is
-told, with the layer, what passes by. Neither changes a forward value.
+``Walk`` goes from the image to the logits. A rule says how relevance flows back through each operation; a recorder
+observes the intermediate tensors of each layer. Neither changes a forward value.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from vitrail.core.rules import Plain
 
 
 class Recorder(Protocol):
-    """What a walk tells about itself; each call returns the tensor to go on with."""
+    """Observes a walk; each call returns the tensor to continue with."""
 
     def see(self, name: str, layer: int, x: Tensor) -> Tensor:
-        """A tensor passes by."""
+        """An intermediate tensor was computed."""
 
     def bias(self, out: Tensor, bias: Tensor | None, layer: int) -> Tensor:
         """``out`` is the output of an operation that added ``bias``."""
 
     def wants(self, name: str, layer: int) -> bool:
-        """Whether a tensor that is costly to hold (an attention map) is wanted."""
+        """Whether an expensive tensor (an attention map) should be computed."""
 
 
 class Blind:
@@ -69,7 +69,7 @@ class Walk:
     Args:
         architecture: the parts, with the model's weights.
         rule: how relevance flows back.
-        recorder: who is told what passes by.
+        recorder: observes the intermediate tensors.
         keep: (B, k) grid indices of the patches that are present; None = all of them.
     """
 
@@ -85,7 +85,7 @@ class Walk:
         self.recorder: Recorder = recorder or Blind()
         self.prefix = architecture.embedding.prefix.shape[0]
         self.keep = keep
-        # nobody asks how relevance flows back, or what passes by
+        # a bare forward pass: ordinary gradients, nothing recorded
         self.bare = type(self.rule) is Plain and type(self.recorder) is Blind
 
     def embed(self, images: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Walk:
             return self.head(self.recorder.see("x", depth, x), self.parts.head, depth)
 
     def block(self, x: Tensor, block: Block, layer: int, only: int | None = None) -> Tensor:
-        """One residual block, (B, n, d) → (B, n, d), or (B, only, d): of the first tokens alone."""
+        """One residual block, (B, n, d) → (B, n, d), or (B, only, d) of the first tokens alone."""
         u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
         target, x = (u, x) if only is None else (u[:, :only], x[:, :only])
         branch = self.recorder.see("attention_out", layer, self.attention(target, u, block.attention, layer))
@@ -146,7 +146,7 @@ class Walk:
         return self.linear(self.norm(hidden, mlp.norm, layer), mlp.fc2, layer)
 
     def head(self, x: Tensor, head: Head, layer: int) -> Tensor:
-        """Final norm, pooling and linear head(s); tells the recorder what is pooled as ``readout`` (B, n)."""
+        """Final norm, pooling and linear head(s); the recorder gets what is pooled as ``readout`` (B, n)."""
         x = self.norm(x, head.norm, layer)
         if head.pool == "pair":
             self.recorder.see("readout", layer, _first(x, 2))

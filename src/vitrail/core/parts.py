@@ -48,7 +48,7 @@ class Rope:
 class Attention:
     """Multi-head attention; ``bias`` (heads, n, n) is added to the scores, ``norm`` stands before ``proj``.
 
-    ``together`` is q, k and v as one layer, where they are so in memory.
+    ``together`` is the fused q, k and v layer, where they are contiguous in memory.
     """
 
     heads: int
@@ -132,7 +132,7 @@ class Head:
 
     @property
     def reads(self) -> int | None:
-        """How many tokens, from the first on, it looks at; None = it needs the patches as well."""
+        """Number of leading tokens that it reads; None = it needs the patches as well."""
         return {"token": 1, "pair": 2}.get(self.pool)
 
 
@@ -146,15 +146,15 @@ class Architecture:
 
 
 def tensors_of(part: Any) -> Iterator[Tensor]:
-    """Every weight in a part; rotary tables are none."""
+    """Every weight in a part; rotary tables do not count."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, tuple):
-        for one in part:
-            yield from tensors_of(one)
+        for item in part:
+            yield from tensors_of(item)
     elif is_dataclass(part) and not isinstance(part, Rope):
-        for own in fields(part):
-            yield from tensors_of(getattr(part, own.name))
+        for entry in fields(part):
+            yield from tensors_of(getattr(part, entry.name))
 
 
 def converted(part: Any, dtype: torch.dtype) -> Any:
@@ -162,7 +162,7 @@ def converted(part: Any, dtype: torch.dtype) -> Any:
     if isinstance(part, Tensor):
         return part.to(dtype) if part.is_floating_point() else part
     if isinstance(part, tuple):
-        return tuple(converted(one, dtype) for one in part)
+        return tuple(converted(item, dtype) for item in part)
     if is_dataclass(part) and not isinstance(part, type):
-        return replace(part, **{own.name: converted(getattr(part, own.name), dtype) for own in fields(part)})
+        return replace(part, **{entry.name: converted(getattr(part, entry.name), dtype) for entry in fields(part)})
     return part

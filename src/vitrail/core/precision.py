@@ -1,4 +1,4 @@
-"""The same network with the products of its blocks in fewer bits."""
+"""The same network with the matrix products of its blocks in lower precision."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vitrail.core.parts import Architecture, Attention, Block, Linear, Mlp
 
 
 def lowered(parts: Architecture, dtype: torch.dtype) -> Architecture:
-    """Copies of the blocks' linear layers in ``dtype``, q, k and v as one; norms, embedding and head stay as they are.
+    """Copies of the blocks' linear layers in ``dtype``, with q, k and v fused; norms, embedding and head are unchanged.
 
-    Autocast would convert each of them at every pass; here all are converted at once.
+    Autocast would convert each of them at every pass; here all are converted once.
     """
     linears = [linear for block in parts.blocks for linear in _linears(block)]
     weights = _converted([linear.weight for linear in linears], dtype)
@@ -24,7 +24,7 @@ def lowered(parts: Architecture, dtype: torch.dtype) -> Architecture:
 
 
 def _converted(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Copies that lie one behind another in memory."""
+    """Copies that are contiguous in memory."""
     flat = torch.cat([tensor.flatten() for tensor in tensors]).to(dtype)
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
@@ -43,15 +43,15 @@ def _linears(block: Block) -> list[Linear]:
 def _rebuilt(block: Block, take: Callable[[], Linear]) -> Block:
     """The block with other linear layers, taken in the order of ``_linears``."""
     q, k, v, proj = (take() for _ in range(4))
-    attention: Attention = replace(block.attention, q=q, k=k, v=v, proj=proj, together=_behind_one_another(q, k, v))
+    attention: Attention = replace(block.attention, q=q, k=k, v=v, proj=proj, together=_fused(q, k, v))
     fc1 = take()
     up = None if block.mlp.up is None else take()
     mlp: Mlp = replace(block.mlp, fc1=fc1, up=up, fc2=take())
     return replace(block, attention=attention, mlp=mlp)
 
 
-def _behind_one_another(q: Linear, k: Linear, v: Linear) -> Linear:
-    """One linear layer over the memory of three, which ``_converted`` put side by side."""
-    rows, width = sum(one.weight.shape[0] for one in (q, k, v)), q.weight.shape[1]
+def _fused(q: Linear, k: Linear, v: Linear) -> Linear:
+    """One linear layer over the memory of three, which ``_converted`` made contiguous."""
+    rows, width = sum(linear.weight.shape[0] for linear in (q, k, v)), q.weight.shape[1]
     assert q.bias is not None
     return Linear(q.weight.as_strided((rows, width), (width, 1)), q.bias.as_strided((rows,), (1,)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.core.parts import Activation, Linear, Norm
 from vitrail.errors import VitrailError
 
-# Attention maps recomputed on the way back are materialised for at most this many entries at a time.
+# Attention maps recomputed in the backward pass hold at most this many entries at a time.
 CHUNK = 64 * 2**20
 
 
@@ -43,7 +43,7 @@ class Plain:
         return weights @ v
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-        """``mix(attend(q, k), v)`` without ever holding the attention map."""
+        """``mix(attend(q, k), v)`` without materialising the attention map."""
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
     def activate(self, z: Tensor, kind: Activation) -> Tensor:
@@ -263,7 +263,7 @@ class _HalvedProduct(torch.autograd.Function):
 
 
 class _FrozenAttention(torch.autograd.Function):
-    """Fused forward; on the way back only Aᵀ∂y is needed, from a map rebuilt a few images at a time."""
+    """Fused forward; the backward pass needs only Aᵀ∂y, from a map recomputed a few images at a time."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
@@ -279,7 +279,7 @@ class _FrozenAttention(torch.autograd.Function):
         parts = []
         for start in range(0, q.shape[0], step):
             chunk = slice(start, start + step)
-            own_bias = bias[chunk] if bias is not None and bias.ndim == 4 and bias.shape[0] > 1 else bias
-            weights = _attention_map(q[chunk], k[chunk], ctx.scale, own_bias)
+            chunk_bias = bias[chunk] if bias is not None and bias.ndim == 4 and bias.shape[0] > 1 else bias
+            weights = _attention_map(q[chunk], k[chunk], ctx.scale, chunk_bias)
             parts.append(weights.transpose(-2, -1) @ grad[chunk])
         return None, None, torch.cat(parts), None, None

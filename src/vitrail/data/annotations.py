@@ -1,4 +1,4 @@
-"""What people drew, as the model sees it: objects through the crop and resize of their image, classes by name."""
+"""Annotations at the model input: objects after the resize and crop of their image, classes matched by name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.base import DataSet, Example, Object, tight_box
+from vitrail.data.base import DataSet, Example, Object
 from vitrail.errors import VitrailError
-from vitrail.metrics.base import Box
-from vitrail.metrics.boxes import painted
+from vitrail.geometry import Box, fill_boxes, tight_box
 from vitrail.models.view import View
 
 
@@ -24,16 +23,18 @@ def annotated(
     what people drew: a wrong prediction is explained by what is there.
     """
     labelled = [(None if o.label is None else remap(o.label), o) for o in example.objects]
-    own = [o for index, o in labelled if index in (target, None)] or [o for index, o in labelled if index == label]
-    drawn = [box for box in map(_box, own) if box is not None]
-    fit, device = view.preprocessing, view.device
-    region, others = (_region(view, example, some) for some in (own, [o for _, o in labelled if o not in own]))
+    shown = [o for index, o in labelled if index in (target, None)] or [o for index, o in labelled if index == label]
+    drawn = [box for box in map(_box, shown) if box is not None]
+    preprocessing, device = view.preprocessing, view.device
+    region, others = (
+        _region(view, example, objects) for objects in (shown, [o for _, o in labelled if o not in shown])
+    )
     return {
         "region": None if region is None else region.to(device),
-        "from_masks": bool(own) and all(o.mask is not None for o in own),
-        "boxes": fit.boxes(drawn, example.image.size) if own else None,
+        "from_masks": bool(shown) and all(o.mask is not None for o in shown),
+        "boxes": preprocessing.boxes(drawn, example.image.size) if shown else None,
         "others": None if others is None else others.to(device),
-        "ignore": None if example.ignore is None else fit.mask(example.ignore).to(device),
+        "ignore": None if example.ignore is None else preprocessing.mask(example.ignore).to(device),
     }
 
 
@@ -42,9 +43,9 @@ def own_class(view: View, example: Example, remap: Callable[[int], int]) -> int 
     label = example.label
     if example.by_area:
         labels = sorted({item.label for item in example.objects if item.label is not None})
-        regions = {one: _region(view, example, [o for o in example.objects if o.label == one]) for one in labels}
-        seen = {one: int(region.sum()) for one, region in regions.items() if region is not None and region.any()}
-        label = max(seen, key=seen.__getitem__, default=label)  # the first of equals
+        regions = {index: _region(view, example, [o for o in example.objects if o.label == index]) for index in labels}
+        areas = {index: int(region.sum()) for index, region in regions.items() if region is not None and region.any()}
+        label = max(areas, key=areas.__getitem__, default=label)  # the first of equals
     return None if label is None else remap(label)
 
 
@@ -61,12 +62,12 @@ def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor |
         if item.mask is not None:
             region |= view.preprocessing.mask(item.mask)
         elif item.box is not None:
-            region |= painted(view.preprocessing.boxes([item.box], example.image.size), view.size)
+            region |= fill_boxes(view.preprocessing.boxes([item.box], example.image.size), view.size)
     return region
 
 
 def class_map(view: View, data: DataSet) -> Callable[[int], int]:
-    """From the data set's classes to the model's: by name where each name fits one class, else as they are numbered.
+    """From the data set's classes to the model's: by name where each name matches a single class, otherwise by number.
 
     That is an error where their numbers differ: class 3 of ten is not class 3 of a thousand.
     """

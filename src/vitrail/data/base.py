@@ -1,4 +1,4 @@
-"""What every data set gives: examples with a picture, a class, and the objects annotated in it."""
+"""Data sets and their examples: an image, its class, and the objects annotated in it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box, box_area
 
-Box: TypeAlias = tuple[float, float, float, float]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class Object:
-    """One annotated thing, in pixels of the upright original picture.
+    """One annotated thing, in pixels of the upright original image.
 
     Attributes:
-        label: Class index of the data set; None = unknown, counts as the picture's own class.
+        label: class index of the data set; None = unknown, counts as the image's own class.
         box: (x0, y0, x1, y1), x1 and y1 exclusive.
-        mask: The pixels that show it, bool (height, width).
+        mask: the pixels that show it, bool (height, width).
     """
 
     label: int | None
@@ -36,15 +36,15 @@ class Object:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One picture to explain and what is known about it.
+    """One image to explain and what is known about it.
 
     Attributes:
-        id: Unique within the data set and the same on every machine.
-        image: Upright, RGB.
-        label: Class index of the data set; None where it has no classes.
-        objects: What is annotated in the picture, of any class.
-        ignore: Pixels whose class is unknown, bool (height, width).
-        by_area: The label is the class with the largest area. A model that sees a part of the picture is asked about
+        id: unique within the data set and the same on every machine.
+        image: upright, RGB.
+        label: class index of the data set; None where it has no classes.
+        objects: what is annotated in the image, of any class.
+        ignore: pixels whose class is unknown, bool (height, width).
+        by_area: the label is the class with the largest area. A model that sees a part of the image is asked about
             the class with the largest area there.
     """
 
@@ -60,17 +60,17 @@ class Example:
         for mask in (self.ignore, *(item.mask for item in self.objects)):
             if mask is not None and (mask.shape != expected or mask.dtype != np.bool_):
                 raise VitrailError(
-                    f"A mask of example {self.id!r} has shape {mask.shape} and type {mask.dtype}, expected "
-                    f"(height, width) = {expected} of its picture, bool."
+                    f"a mask of example {self.id!r} has shape {mask.shape} and type {mask.dtype}, expected "
+                    f"(height, width) = {expected} of its image, bool."
                 )
 
 
 class DataSet(Sequence[Example], ABC):
-    """A sequence of examples. Pictures are read when asked for; one that is broken raises an error naming its file.
+    """A sequence of examples. Images are loaded lazily; a broken one raises an error that names its file.
 
     Attributes:
-        name: Short name of the data set.
-        labels: Class names, index = label; None where the classes have no names.
+        name: short name of the data set.
+        labels: class names, index = label; None where the classes have no names.
     """
 
     name: str = "data"
@@ -79,11 +79,11 @@ class DataSet(Sequence[Example], ABC):
     @property
     @abstractmethod
     def ids(self) -> list[str]:
-        """Ids of all examples, without decoding a picture."""
+        """Ids of all examples, without decoding an image."""
 
     @abstractmethod
     def load(self, position: int) -> Example:
-        """Read the example at a position from 0 to len − 1."""
+        """Reads the example at a position from 0 to len − 1."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -111,18 +111,18 @@ class DataSet(Sequence[Example], ABC):
         """Part of the data set, in this order.
 
         Args:
-            n: Draw that many examples at random; they come in index order. A smaller draw of the same seed is part
+            n: draw that many examples at random; they come in index order. A smaller draw of the same seed is part
                 of a larger one.
-            seed: Of the draw: the first n of `numpy.random.default_rng(seed).permutation(len(self))`.
-            indices: Instead of a draw, these positions in the given order, or a file of them (see `read_indices`).
+            seed: of the draw: the first n of `numpy.random.default_rng(seed).permutation(len(self))`.
+            indices: instead of a draw, these positions in the given order, or a file of them (see `read_indices`).
         """
         if (n is None) == (indices is None):
-            raise VitrailError("A subset needs either n (examples drawn at random) or indices, and not both.")
+            raise VitrailError("a subset needs either n (examples drawn at random) or indices, and not both.")
         if indices is not None:
             return Subset(self, read_indices(indices) if isinstance(indices, str | Path) else indices)
         count = operator.index(n)  # type: ignore[arg-type]
         if not 0 <= count <= len(self):
-            raise VitrailError(f"A subset of n={count} was asked for, {self.name} has {len(self)} examples.")
+            raise VitrailError(f"a subset of n={count} was asked for, {self.name} has {len(self)} examples.")
         return Subset(self, np.sort(np.random.default_rng(seed).permutation(len(self))[:count]).tolist())
 
 
@@ -134,9 +134,9 @@ class Subset(DataSet):
         self.indices = [operator.index(index) for index in indices]
         wrong = [index for index in self.indices if not 0 <= index < len(data)]
         if wrong:
-            raise VitrailError(f"Index {wrong[0]} is outside {data.name}, which has {len(data)} examples from 0.")
+            raise VitrailError(f"index {wrong[0]} is outside {data.name}, which has {len(data)} examples from 0.")
         if len(set(self.indices)) != len(self.indices):
-            raise VitrailError("The indices of a subset name an example twice: give each once.")
+            raise VitrailError("the indices of a subset name an example twice: give each once.")
 
     @property
     def ids(self) -> list[str]:
@@ -151,28 +151,20 @@ class Subset(DataSet):
 
 
 def read_indices(path: str | Path) -> list[int]:
-    """Read positions from a file: whole numbers separated by white space or commas, or a JSON list of them."""
+    """Reads positions from a file: integers separated by white space or commas, or a JSON list of them."""
     from vitrail.data.paths import read_text
 
-    text = read_text(path, "The index file").strip()
+    text = read_text(path, "the index file").strip()
     words = text.removeprefix("[").removesuffix("]").replace(",", " ").split()
     wrong = next((word for word in words if not (word.isascii() and word.isdecimal())), None)
     if wrong is not None or not words:
-        found = "nothing" if wrong is None else repr(wrong[:40])
-        raise VitrailError(f"The index file '{path}' holds {found}, expected whole numbers from 0, or a JSON list.")
+        content = "nothing" if wrong is None else repr(wrong[:40])
+        raise VitrailError(f"the index file '{path}' holds {content}, expected integers from 0, or a JSON list.")
     return [int(word) for word in words]
 
 
-def tight_box(mask: Mask) -> Box | None:
-    """Return the smallest box around the pixels of a mask, None if it has none."""
-    columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
-    if not len(columns):
-        return None
-    return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
-
-
 def largest_class(objects: Sequence[Object]) -> int | None:
-    """Return the class that covers most of the picture: by the pixels of its masks, else by its boxes' area."""
+    """The class that covers most of the image: by the pixels of its masks, else by its boxes' area."""
     areas: dict[int, float] = {}
     for item in objects:
         if item.label is not None:
@@ -184,7 +176,4 @@ def largest_class(objects: Sequence[Object]) -> int | None:
 def _area(item: Object) -> float:
     if item.mask is not None:
         return float(item.mask.sum())
-    if item.box is None:
-        return 0.0
-    x0, y0, x1, y1 = item.box
-    return (x1 - x0) * (y1 - y0)
+    return 0.0 if item.box is None else box_area(item.box)

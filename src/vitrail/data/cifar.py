@@ -29,17 +29,17 @@ _PYTHON_NAMES = {10: ("batches.meta", b"label_names"), 100: ("meta", b"fine_labe
 
 
 class Cifar(DataSet):
-    """Pictures of 32 × 32 pixels in 10 or 100 classes (the fine labels of CIFAR-100).
+    """Images of 32 × 32 pixels in 10 or 100 classes (the fine labels of CIFAR-100).
 
-    The binary version (`cifar-10-batches-bin`, `cifar-100-binary`) is read when it is there, else the Python version,
+    The binary version (`cifar-10-batches-bin`, `cifar-100-binary`) is read if present, otherwise the Python version,
     whose pickles are read without importing anything.
     """
 
     def __init__(self, root: str | Path, classes: int = 10, split: str = "test") -> None:
-        """Read the labels and pixels.
+        """Reads the labels and pixels.
 
         Args:
-            root: The unpacked folder, or the one that holds it.
+            root: the unpacked folder, or the one that holds it.
             classes: 10 or 100.
             split: "test" or "train".
         """
@@ -79,7 +79,7 @@ def _folder_with(root: Path, folder: str, file: str) -> Path | None:
 
 
 def _read_binary(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return (labels, pixels). A record is the label (coarse, then fine, for 100 classes) and the pixels."""
+    """(labels, pixels). A record is the label (coarse, then fine, for 100 classes) and the pixels."""
     before = 1 if classes == 10 else 2
     data = np.frombuffer(_bytes(path), dtype=np.uint8)
     if not len(data) or len(data) % (before + _PIXELS):
@@ -112,7 +112,7 @@ def _checked(labels: NDArray[Any], classes: int, path: Path) -> NDArray[np.uint8
 def _binary_names(path: Path) -> list[str] | None:
     if not path.is_file():
         return None
-    return [line.strip() for line in read_text(path, "The list of classes").splitlines() if line.strip()]
+    return [line.strip() for line in read_text(path, "the list of classes").splitlines() if line.strip()]
 
 
 def _python_names(folder: Path, classes: int) -> list[str] | None:
@@ -192,7 +192,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_plain_pickle(path: Path) -> dict[Any, Any]:
-    """Read a pickled dictionary of texts, numbers, lists and arrays of bytes; anything else is refused."""
+    """Reads a pickled dictionary of strings, numbers, lists and byte arrays; anything else is refused."""
     data = _bytes(path)
     try:
         # The files come from Python 2, whose texts are bytes.

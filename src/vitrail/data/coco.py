@@ -8,37 +8,38 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.base import Box, DataSet, Example, Mask, Object, largest_class
+from vitrail.data.base import DataSet, Example, Mask, Object, largest_class
+from vitrail.data.coco_masks import decode_segmentation
 from vitrail.data.orientation import Picture, read_picture
-from vitrail.data.outlines import decode_segmentation
 from vitrail.data.paths import broken, find_file, find_folder, inside, read_text
+from vitrail.geometry import Box
 
 _GET = "download val2017.zip and annotations_trainval2017.zip from cocodataset.org and unpack both there"
-_WHAT = "Annotation file"
+_WHAT = "annotation file"
 
 
 class Coco(DataSet):
-    """Pictures `val2017/*.jpg` with the boxes and masks of `annotations/instances_val2017.json`, in order of image ids.
+    """Images `val2017/*.jpg` with the boxes and masks of `annotations/instances_val2017.json`, in order of image ids.
 
     Labels are the categories in order of their ids (which have gaps: id 90 is label 79). Each thing is one object;
     crowds are ignored. The label of an example is the category with the largest area, None where nothing is
-    annotated. Masks are decoded with their picture.
+    annotated. Masks are decoded with their image.
     """
 
     name = "coco"
 
     def __init__(self, root: str | Path, split: str = "val2017") -> None:
-        """Read the annotation file.
+        """Reads the annotation file.
 
         Args:
-            root: The folder that holds `annotations` and the pictures' folder.
-            split: Name of the pictures' folder and end of the annotation file's name.
+            root: the folder that holds `annotations` and the images' folder.
+            split: name of the images' folder and end of the annotation file's name.
         """
         root = Path(root)
         file = root / "annotations" / f"instances_{split}.json"
-        self.path = find_file([file], f"The file 'annotations/{file.name}'", root, _GET)
+        self.path = find_file([file], f"the file 'annotations/{file.name}'", root, _GET)
         folders = [root / split, root / "images" / split, root / "images"]
-        self.folder = find_folder(folders, f"The folder '{split}' of pictures", root, _GET)
+        self.folder = find_folder(folders, f"the folder '{split}' of images", root, _GET)
         try:
             content = json.loads(read_text(self.path, _WHAT))
             self._index(content["images"], content["annotations"], content["categories"])
@@ -46,7 +47,7 @@ class Coco(DataSet):
             why = f"expected COCO's images, annotations and categories ({type(error).__name__}: {error})"
             raise broken(_WHAT, self.path, why) from error
         if not self._images:
-            raise broken(_WHAT, self.path, "it names no picture")
+            raise broken(_WHAT, self.path, "it names no image")
 
     def _index(self, images: list[Any], annotations: list[Any], categories: list[Any]) -> None:
         names = {int(category["id"]): str(category["name"]) for category in categories}

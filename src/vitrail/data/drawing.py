@@ -19,7 +19,7 @@ ROWS, COLUMNS = np.mgrid[0:SIZE, 0:SIZE].astype(np.int64)
 
 
 class Dice:
-    """Whole numbers from the raw bits of PCG64 (numpy may change how its distributions use them, not the bits)."""
+    """Integers from the raw bits of PCG64 (numpy may change how its distributions use them, not the bits)."""
 
     def __init__(self, seed: int, index: int) -> None:
         self._bits = np.random.PCG64(np.random.SeedSequence([seed, index]))

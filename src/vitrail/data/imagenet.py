@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from vitrail.data.base import Box, DataSet, Example, Object
+from vitrail.data.base import DataSet, Example, Object
 from vitrail.data.images import read_image
 from vitrail.data.orientation import Picture, read_picture
 from vitrail.data.paths import (
@@ -18,11 +18,12 @@ from vitrail.data.paths import (
     folder_names,
     missing,
     picture_names,
+    read_integer,
     read_rows,
-    read_whole_number,
 )
 from vitrail.data.xml_boxes import read_xml_boxes
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box
 
 IMAGENETTE_WNIDS = (
     "n01440764", "n02102040", "n02979186", "n03000684", "n03028079",
@@ -40,7 +41,7 @@ _GET_TRUTH = (
 
 @lru_cache(maxsize=1)
 def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the 1000 wnids in sorted order, and the names of their classes (both as timm ships them)."""
+    """The 1000 wnids in sorted order, and the names of their classes (both as timm ships them)."""
     from timm.data import ImageNetInfo
 
     info = ImageNetInfo("imagenet-1k")
@@ -52,7 +53,7 @@ def index_of(wnids: Sequence[str]) -> dict[str, int]:
 
 
 class ImageNet(DataSet):
-    """ILSVRC2012 pictures, with boxes where their XML files are given.
+    """ILSVRC2012 images, with boxes where their XML files are given.
 
     Two layouts are read: class folders (`val/n01440764/*.JPEG`, in sorted order, the order of torchvision and of
     published index lists), and the flat validation archive (`ILSVRC2012_val_00000001.JPEG`, in that order), whose
@@ -60,7 +61,7 @@ class ImageNet(DataSet):
 
     Boxes are taken as written: x0 = xmin, x1 = xmax, as the published evaluation code does. By the format the numbers
     are 1-based and inclusive; those of ILSVRC start at 0 and end at width − 1, so its last pixels are cut off. A box is
-    scaled where its file declares another size than the picture has, clipped to the picture, and left out when
+    scaled where its file declares another size than the image has, clipped to the image, and left out when
     nothing remains or when its class is none of the 1000.
     """
 
@@ -73,16 +74,16 @@ class ImageNet(DataSet):
         devkit: str | Path | None = None,
         boxes: str | Path | None = None,
     ) -> None:
-        """Index the pictures.
+        """Indexes the images.
 
         Args:
-            root: The folder of the pictures, or the one that holds it as `val`.
-            split: Sub-folder of the pictures and of the boxes, where they have one.
-            devkit: The unpacked devkit, for the flat layout.
-            boxes: Folder of the XML files, or the one that holds it as `val`.
+            root: the folder of the images, or the one that holds it as `val`.
+            split: sub-folder of the images and of the boxes, where they have one.
+            devkit: the unpacked devkit, for the flat layout.
+            boxes: folder of the XML files, or the one that holds it as `val`.
         """
         root = Path(root)
-        self.folder = find_folder([root / split, root], f"The ImageNet folder '{split}'", root, _GET_IMAGENET)
+        self.folder = find_folder([root / split, root], f"the ImageNet folder '{split}'", root, _GET_IMAGENET)
         wnids, names = imagenet_classes()
         self._index = index_of(wnids)
         nearby = [Path(devkit)] if devkit is not None else []
@@ -110,18 +111,18 @@ class ImageNet(DataSet):
     def _flat_files(self, nearby: list[Path]) -> tuple[list[str], list[int]]:
         stems = {name: match[0] for name in picture_names(self.folder) if (match := _FLAT_NAME.match(name))}
         if not stems:
-            expected = "Neither class folders (n01440764, …) nor pictures ILSVRC2012_val_########.JPEG"
+            expected = "neither class folders (n01440764, …) nor images ILSVRC2012_val_########.JPEG"
             raise VitrailError(f"{expected} were found in '{self.folder}': {_GET_IMAGENET}.")
         classes = _ground_truth(nearby, self.folder)
         labels = []
         for name, stem in stems.items():
             if classes.get(stem) not in self._index:
-                raise VitrailError(f"The ground truth has no class for '{name}': is the devkit that of ILSVRC2012?")
+                raise VitrailError(f"the ground truth has no class for '{name}': is the devkit that of ILSVRC2012?")
             labels.append(self._index[classes[stem]])
         return list(stems), labels
 
     def _annotation(self, name: str) -> Path | None:
-        """Return the XML file of a picture; in the training set some pictures have none."""
+        """The XML file of an image; in the training set some images have none."""
         if self._boxes is None:
             return None
         stem = Path(name).stem
@@ -141,7 +142,7 @@ class ImageNet(DataSet):
                 continue
             box: Box | None = picture.box((x0 * across, y0 * down, x1 * across, y1 * down))
             if box is not None:
-                # Some dogs of the training set carry their name instead of the wnid: label None, the picture's own.
+                # Some dogs of the training set carry their name instead of the wnid: label None, the image's own.
                 objects.append(Object(self._index.get(name), box))
         return tuple(objects)
 
@@ -157,7 +158,7 @@ class Imagenette(DataSet):
     def __init__(self, root: str | Path, split: str = "val", classes: Literal["own", "imagenet"] = "own") -> None:
         root = Path(root)
         how = "download imagenette2 from github.com/fastai/imagenette and give its folder"
-        self.folder = find_folder([root / split], f"The Imagenette folder '{split}'", root, how)
+        self.folder = find_folder([root / split], f"the Imagenette folder '{split}'", root, how)
         wnids, names = imagenet_classes()
         every = index_of(wnids)
         if own_classes(classes):
@@ -186,53 +187,53 @@ def own_classes(classes: str) -> bool:
 
 
 def class_folder_files(folder: Path, index: Mapping[str, int], name: str) -> tuple[list[str], list[int]]:
-    """List the pictures in wnid folders (paths below `folder`, sorted) and the labels of their folders."""
+    """Lists the images in wnid folders (paths below `folder`, sorted) and the labels of their folders."""
     files, labels = [], []
     for wnid in filter(_WNID.fullmatch, folder_names(folder)):
         if wnid not in index:
             raise VitrailError(f"'{folder / wnid}' is no class of {name}: for other classes, open it as a folder.")
-        found = picture_names(folder / wnid)
-        files += [f"{wnid}/{file}" for file in found]
-        labels += [index[wnid]] * len(found)
+        names = picture_names(folder / wnid)
+        files += [f"{wnid}/{file}" for file in names]
+        labels += [index[wnid]] * len(names)
     if not files:
-        raise missing("A picture in a class folder (n01440764, …)", folder, "check that the archive is unpacked there")
+        raise missing("an image in a class folder (n01440764, …)", folder, "check that the archive is unpacked there")
     return files, labels
 
 
 def _mapped_names(nearby: list[Path], wnids: Sequence[str]) -> tuple[str, ...] | None:
-    """Return class names from the LOC_synset_mapping.txt of the Kaggle edition, if there is one."""
+    """Class names from the LOC_synset_mapping.txt of the Kaggle edition, if there is one."""
     path = next((path for folder in nearby if (path := folder / "LOC_synset_mapping.txt").is_file()), None)
     if path is None:
         return None
-    names = {row[0]: " ".join(row[1:]) for row in read_rows(path, "The list of classes", 2)}
+    names = {row[0]: " ".join(row[1:]) for row in read_rows(path, "the list of classes", 2)}
     return tuple(names.get(wnid, wnid) for wnid in wnids)
 
 
 def _box_folder(boxes: Path, split: str) -> Path:
     how = "unpack ILSVRC2012_bbox_val_v3.tgz from image-net.org and give its folder"
-    folder = find_folder([boxes / split, boxes], "The folder of boxes", boxes, how)
+    folder = find_folder([boxes / split, boxes], "the folder of boxes", boxes, how)
     if next(folder.rglob("*.xml"), None) is None:
-        raise missing("An XML file", folder, how)
+        raise missing("an XML file", folder, how)
     return folder
 
 
 def _ground_truth(nearby: list[Path], folder: Path) -> dict[str, str]:
-    """Return the wnid of each validation picture, by its name without suffix."""
+    """The wnid of each validation image, by its name without suffix."""
     solution = next((path for place in nearby if (path := place / "LOC_val_solution.csv").is_file()), None)
     if solution is not None:
-        rows = read_rows(solution, "The ground truth", 2, ",")
+        rows = read_rows(solution, "the ground truth", 2, ",")
         return {row[0]: row[1].split()[0] for row in rows if row[1].strip()}
     places = [place / sub for place in nearby for sub in (".", "data", "ILSVRC2012_devkit_t12/data")]
     truth = "ILSVRC2012_validation_ground_truth.txt"
-    path = find_file((place / truth for place in places), f"The file {truth}", folder, _GET_TRUTH)
-    meta = find_file((place / "meta.mat" for place in places), "The devkit's meta.mat", folder, _GET_TRUTH)
+    path = find_file((place / truth for place in places), f"the file {truth}", folder, _GET_TRUTH)
+    meta = find_file((place / "meta.mat" for place in places), "the devkit's meta.mat", folder, _GET_TRUTH)
     wnid_of = _devkit_wnids(meta)
-    numbers = [read_whole_number(row[0], "The ground truth", path) for row in read_rows(path, "The ground truth", 1)]
+    numbers = [read_integer(row[0], "the ground truth", path) for row in read_rows(path, "the ground truth", 1)]
     return {f"ILSVRC2012_val_{line:08}": wnid_of.get(number, "") for line, number in enumerate(numbers, start=1)}
 
 
 def _devkit_wnids(path: Path) -> dict[int, str]:
-    """Return ILSVRC2012_ID → wnid from the devkit's meta.mat (its ids are not in sorted order of wnids)."""
+    """ILSVRC2012_ID → wnid from the devkit's meta.mat (its ids are not in sorted order of wnids)."""
     import numpy as np
     from scipy.io import loadmat
 
@@ -240,4 +241,4 @@ def _devkit_wnids(path: Path) -> dict[int, str]:
         synsets = np.atleast_1d(loadmat(path, squeeze_me=True)["synsets"])
         return {int(item["ILSVRC2012_ID"]): str(item["WNID"]) for item in synsets}
     except Exception as error:  # scipy raises almost anything on damaged files
-        raise broken("The devkit's", path, f"expected the synsets of ILSVRC2012 ({error})") from error
+        raise broken("the devkit's", path, f"expected the synsets of ILSVRC2012 ({error})") from error

@@ -1,4 +1,4 @@
-"""ImageNet-Segmentation (Guillaumin et al., IJCV 2014): 4,276 pictures with a mask of the object."""
+"""ImageNet-Segmentation (Guillaumin et al., IJCV 2014): 4,276 images with a mask of the object."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.base import DataSet, Example, Object, tight_box
+from vitrail.data.base import DataSet, Example, Object
 from vitrail.data.images import read_image
 from vitrail.data.paths import broken, missing
 from vitrail.errors import VitrailError
+from vitrail.geometry import tight_box
 
 
 class ImageNetSegmentation(DataSet):
@@ -23,7 +24,7 @@ class ImageNetSegmentation(DataSet):
     name = "imagenet_segmentation"
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file.
+        """Opens the file.
 
         Args:
             path: `gtsegs_ijcv.mat`, or its folder.
@@ -31,7 +32,7 @@ class ImageNetSegmentation(DataSet):
         given = Path(path)
         self.path = given / "gtsegs_ijcv.mat" if given.is_dir() else given
         if not self.path.is_file():
-            raise missing("The file of ImageNet-Segmentation", self.path, "download gtsegs_ijcv.mat and give its path")
+            raise missing("the file of ImageNet-Segmentation", self.path, "download gtsegs_ijcv.mat and give its path")
         self._file: Any = None
         try:
             images, masks = self._content()
@@ -39,7 +40,7 @@ class ImageNetSegmentation(DataSet):
             if images.shape != (count, 1) or masks.shape != (count, 1):
                 raise ValueError(f"/value/img is {images.shape} and /value/gt {masks.shape}")
         except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
-            raise broken("File", self.path, f"expected HDF5 with /value/img and /value/gt, n × 1 ({error})") from error
+            raise broken("file", self.path, f"expected HDF5 with /value/img and /value/gt, n × 1 ({error})") from error
         self._ids = [f"{position:04}" for position in range(count)]
 
     @property
@@ -56,16 +57,16 @@ class ImageNetSegmentation(DataSet):
             cell = self._array(masks[position, 0])
             mask = self._array(cell[0, 0]).transpose(1, 0) != 0
         except (OSError, KeyError, AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
-            raise broken("File", self.path, f"picture {position} is damaged ({error})") from error
+            raise broken("file", self.path, f"image {position} is damaged ({error})") from error
         if pixels.shape[:2] != mask.shape:
             raise VitrailError(
-                f"Picture {position} of '{self.path}' is {pixels.shape[:2]} and its mask {mask.shape}: they must agree."
+                f"image {position} of '{self.path}' is {pixels.shape[:2]} and its mask {mask.shape}: they must agree."
             )
         image = read_image(np.ascontiguousarray(pixels))
         return Example(self._ids[position], image, None, (Object(None, tight_box(mask), mask),))
 
     def _content(self) -> tuple[Any, Any]:
-        """Return the tables of references to pictures and masks, from a file that opens at first use."""
+        """The tables of references to images and masks, from a file that opens at first use."""
         if self._file is None:
             try:
                 import h5py

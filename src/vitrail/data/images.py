@@ -1,4 +1,4 @@
-"""Reading images: whatever the user gives becomes one upright 8-bit RGB picture, or one clear error."""
+"""Reading images: whatever the user gives becomes an upright 8-bit RGB image, or an error."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ from vitrail.files import reading
 ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray[Any, Any]
 
 MAX_PIXELS = 64_000_000
-"""Larger pictures are refused before they are decoded: a few kilobytes can become gigabytes."""
+"""Larger images are refused before they are decoded: a few kilobytes can become gigabytes."""
 
 _STRIP_PIXELS = 1_000_000
 _WHITE = (255, 255, 255, 255)
@@ -34,10 +34,10 @@ _warnings_lock = threading.Lock()
 
 
 def read_image(source: ImageSource) -> Image.Image:
-    """Read an image as an upright 8-bit RGB copy.
+    """Reads an image as an upright 8-bit RGB copy.
 
     Args:
-        source: A path, a PIL image of any mode, or a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
+        source: a path, a PIL image of any mode, or a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4).
 
     Transparent parts are put on white, 16- and 32-bit greys scaled to 8 bits; an animation gives its first frame.
     """
@@ -46,9 +46,7 @@ def read_image(source: ImageSource) -> Image.Image:
     if isinstance(source, np.ndarray):
         return _to_rgb(_from_array(source), "the given array")
     if not isinstance(source, str | os.PathLike):
-        raise VitrailError(
-            f"An image must be a path, a PIL image or a uint8 array, not {type(source).__name__}: give one of these."
-        )
+        raise VitrailError(f"an image must be a path, a PIL image or a uint8 array, but got {type(source).__name__}.")
     path = _checked_file(source)
     with open_image(path) as image:
         return _to_rgb(image, f"'{path}'")
@@ -56,25 +54,25 @@ def read_image(source: ImageSource) -> Image.Image:
 
 @reading()
 def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """List the files that `paths` name: files as they are, folders searched recursively in sorted order.
+    """Lists the files that `paths` name: files as they are, folders searched recursively in sorted order.
 
     In folders only image suffixes count and hidden files and folders are skipped. A file is listed once.
     """
-    given = [Path(path) for path in paths]
-    found: dict[Path, None] = {}
-    for path in given:
+    roots = [Path(path) for path in paths]
+    files: dict[Path, None] = {}
+    for path in roots:
         if path.is_dir():
-            found.update(dict.fromkeys(_images_under(path)))
+            files.update(dict.fromkeys(_images_under(path)))
         else:
-            found[_checked_file(path)] = None
-    if not found:
-        where = ", ".join(f"'{path}'" for path in given) or "an empty list of paths"
-        raise VitrailError(f"No image found in {where}: give image files, or folders that hold some (.jpg, .png, …).")
-    return list(found)
+            files[_checked_file(path)] = None
+    if not files:
+        where = ", ".join(f"'{path}'" for path in roots) or "an empty list of paths"
+        raise VitrailError(f"no image found in {where}: give image files, or folders that hold some (.jpg, .png, …).")
+    return list(files)
 
 
 def image_hash(image: Image.Image) -> str:
-    """Return the sha256 of the size and the RGB bytes of an image."""
+    """The sha256 of the size and the RGB bytes of an image."""
     digest = hashlib.sha256(f"{image.width}x{image.height}:".encode())
     for _, strip in _strips(image):
         digest.update(strip.convert("RGB").tobytes())
@@ -82,25 +80,25 @@ def image_hash(image: Image.Image) -> str:
 
 
 def _checked_file(source: str | os.PathLike[str]) -> Path:
-    """Return the path if it is a non-empty regular file."""
+    """The path if it is a non-empty regular file."""
     path = Path(source)
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise VitrailError(f"Image '{source}' was not found: check the path.") from None
+        raise VitrailError(f"image '{source}' was not found: check the path.") from None
     except (OSError, ValueError) as error:
-        raise VitrailError(f"Image '{source}' cannot be read: {_reason(error)}.") from error
+        raise VitrailError(f"image '{source}' cannot be read: {_reason(error)}.") from error
     if stat.S_ISDIR(status.st_mode):
         raise VitrailError(f"'{source}' is a folder, expected an image file: give a file inside it.")
     if not stat.S_ISREG(status.st_mode):
         raise VitrailError(f"'{source}' is not a regular file, expected an image file.")
     if status.st_size == 0:
-        raise VitrailError(f"Image '{source}' is an empty file (0 bytes): download or export it again.")
+        raise VitrailError(f"image '{source}' is an empty file (0 bytes): download or export it again.")
     return path
 
 
 def open_image(path: Path) -> Image.Image:
-    """Read the header of an image file, which must not be too large; its pixels are decoded later."""
+    """Reads the header of an image file, which must not be too large; its pixels are decoded later."""
     try:
         with _warnings_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -113,7 +111,7 @@ def open_image(path: Path) -> Image.Image:
         raise _too_large(f"'{path}'", size) from None
     # Pillow's plugins raise almost anything on damaged headers.
     except Exception as error:
-        raise VitrailError(f"Image '{path}' cannot be read: {_reason(error)}.") from error
+        raise VitrailError(f"image '{path}' cannot be read: {_reason(error)}.") from error
     try:
         _check_size(image, f"'{path}'")
     except VitrailError:
@@ -125,13 +123,13 @@ def open_image(path: Path) -> Image.Image:
 def _check_size(image: Image.Image, name: str) -> None:
     width, height = image.size
     if width == 0 or height == 0:
-        raise VitrailError(f"Image size {width} × {height} of {name} has no pixels: give at least 1 × 1.")
+        raise VitrailError(f"image size {width} × {height} of {name} has no pixels: give at least 1 × 1.")
     if width * height > MAX_PIXELS:
         raise _too_large(name, f"{width:,} × {height:,} pixels")
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an upright RGB copy, on white where transparent."""
+    """An upright RGB copy, on white where transparent."""
     _check_size(image, name)
     try:
         image.load()
@@ -139,7 +137,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         upright = ImageOps.exif_transpose(image) if turned else image
     except Exception as error:
         raise VitrailError(
-            f"The pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
+            f"the pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
             "download or export it again."
         ) from error
     if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
@@ -150,14 +148,14 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Cut an image into (top, strip), so that what is made of its pixels on the way takes little memory."""
+    """Cuts an image into (top, strip), so that conversions take little memory."""
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
 def _convert_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Make an RGB image with a conversion of each pixel."""
+    """An RGB image, converted strip by strip."""
     result = Image.new("RGB", image.size)
     for top, strip in _strips(image):
         result.paste(convert(strip), (0, top))
@@ -170,10 +168,10 @@ def _put_on_white(image: Image.Image) -> Image.Image:
 
 
 def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Scale a 16- or 32-bit grey image to 8 bits by the range its values are in."""
+    """Scales a 16- or 32-bit grey image to 8 bits by the range its values are in."""
     ranges = [(values.min(), values.max()) for values in (np.asarray(strip) for _, strip in _strips(image))]
     if np.isnan(ranges).any():
-        raise VitrailError(f"Pixels of {name} are NaN (not a number): replace them first.")
+        raise VitrailError(f"pixels of {name} are NaN (not a number): replace them first.")
     low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
     if image.mode.startswith("I;16"):
         scale = 1 / 257
@@ -185,7 +183,7 @@ def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
         scale = 1 / 257
     else:
         raise VitrailError(
-            f"Pixels of {name} (mode {image.mode}) range from {low:g} to {high:g}, expected 0…1 (floats), 0…255 or "
+            f"pixels of {name} (mode {image.mode}) range from {low:g} to {high:g}, expected 0…1 (floats), 0…255 or "
             "0…65535: scale them first."
         )
 
@@ -197,48 +195,48 @@ def _deep_grey_to_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
-    """Turn a uint8 array into a PIL image."""
+    """Turns a uint8 array into a PIL image."""
     shape = " × ".join(map(str, array.shape)) or "scalar"
     if array.size == 0:
-        raise VitrailError(f"The given array ({shape}) has no pixels: give at least 1 × 1.")
+        raise VitrailError(f"the given array ({shape}) has no pixels: give at least 1 × 1.")
     if array.dtype != np.uint8:
         raise VitrailError(
-            f"The given array holds {array.dtype}, expected uint8 (0…255): convert it to uint8, or give a normalised "
+            f"the given array holds {array.dtype}, expected uint8 (0…255): convert it to uint8, or give a normalised "
             "torch tensor (3, H, W)."
         )
     grey = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
     if grey.ndim != 2 and not (grey.ndim == 3 and grey.shape[2] in (3, 4)):
         hint = "move the channels last" if array.ndim == 3 and array.shape[0] in (1, 3, 4) else "reshape it"
-        raise VitrailError(f"The given array is {shape}, expected (H, W), (H, W, 3) or (H, W, 4): {hint}.")
+        raise VitrailError(f"the given array is {shape}, expected (H, W), (H, W, 3) or (H, W, 4): {hint}.")
     return Image.fromarray(np.ascontiguousarray(grey))
 
 
 def _images_under(folder: Path) -> list[Path]:
-    """Return the image files below a folder, sorted, without hidden ones."""
+    """The image files below a folder, sorted, without hidden ones."""
     suffixes = _picture_suffixes()
 
     def refuse(error: OSError) -> None:
         raise error
 
-    found = []
+    images = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         visible = (Path(parent, name) for name in files if not name.startswith("."))
-        found += [path for path in visible if path.suffix.lower() in suffixes]
-    return sorted(found)
+        images += [path for path in visible if path.suffix.lower() in suffixes]
+    return sorted(images)
 
 
 def _picture_suffixes() -> frozenset[str]:
-    """Return the file suffixes of pictures that this Pillow can open."""
+    """The file suffixes of images that this Pillow can open."""
     registered = Image.registered_extensions()
     return frozenset(suffix for suffix, kind in registered.items() if kind in Image.OPEN) - _NOT_PICTURES
 
 
 def _too_large(name: str, size: str) -> VitrailError:
-    return VitrailError(f"Image {name} has {size}, expected at most {MAX_PIXELS:,}: shrink it first.")
+    return VitrailError(f"image {name} has {size}, expected at most {MAX_PIXELS:,}: shrink it first.")
 
 
 def _reason(error: Exception) -> str:
-    """Say in a few words why something failed."""
+    """Says in a few words why something failed."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return reason.rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Tables of labels (.csv or .tsv): one line per picture with its class and, if it has them, boxes and a mask."""
+"""Tables of labels (.csv or .tsv): one line per image with its class and, if it has them, boxes and a mask."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.data.base import Box
 from vitrail.data.paths import broken, read_numbers, read_text, require_unique
+from vitrail.geometry import Box
 
-_WHAT = "Table"
+_WHAT = "table"
 _COLUMNS = {
     "file": ("file", "filename", "file_name", "image", "path"),
     "label": ("label", "index", "class", "target"),
@@ -27,7 +27,7 @@ _WNID = re.compile(r"n\d{8}")
 
 @dataclass(frozen=True)
 class Row:
-    """A picture as the table describes it; paths as written."""
+    """An image as the table describes it; paths as written."""
 
     file: str
     label: int | None
@@ -44,10 +44,10 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table: tabs or commas between the columns.
+    """Reads a table: tabs or commas between the columns.
 
     With a header, its columns may be file, label or index (a number or a name), name, wnid, boxes and mask; others
-    are left alone. Without one, the first is the file, the second the label, and others are told by what they hold.
+    are ignored. Without one, the first is the file, the second the label, and others are recognised by their content.
     Boxes are written `x0,y0,x1,y1;…`. Where labels are names, classes are numbered in sorted order.
     """
     lines = _split(path)
@@ -55,7 +55,7 @@ def read_table(path: Path) -> Table:
     if kinds[0] == "file" or {"file", "label"} <= set(kinds):
         cells = _headed_cells(kinds, lines[1:], path)
     else:
-        cells = _told_cells(lines)
+        cells = _headerless_cells(lines)
     files = require_unique(list(cells["file"]), path)
     labels, names = _labels(cells, path)
     boxes, masks = cells.get("boxes", [""] * len(files)), cells.get("mask", [""] * len(files))
@@ -67,7 +67,7 @@ def read_table(path: Path) -> Table:
 
 
 def _split(path: Path) -> list[list[str]]:
-    """Return the cells of every line that is not blank."""
+    """The cells of every line that is not blank."""
     text = read_text(path, _WHAT)
     tabs = path.suffix.lower() == ".tsv" or "\t" in text.partition("\n")[0]
     try:
@@ -84,13 +84,13 @@ def _split(path: Path) -> list[list[str]]:
 
 
 def _columns(lines: list[list[str]]) -> list[list[str]]:
-    """Turn lines into columns; cells missing at the end of a line are empty."""
+    """Turns lines into columns; cells missing at the end of a line are empty."""
     width = max(map(len, lines))
     return [[line[number] if number < len(line) else "" for line in lines] for number in range(width)]
 
 
 def _headed_cells(kinds: list[str], lines: list[list[str]], path: Path) -> dict[str, list[str]]:
-    """Return the columns that a header names."""
+    """The columns that a header names."""
     known = [kind for kind in kinds if kind]
     if len(set(known)) != len(known):
         raise broken(_WHAT, path, f"two columns of its header mean the same, they are: {', '.join(known)}")
@@ -99,8 +99,8 @@ def _headed_cells(kinds: list[str], lines: list[list[str]], path: Path) -> dict[
     return {kind: column for kind, column in zip(kinds, _columns(lines), strict=False) if kind}
 
 
-def _told_cells(lines: list[list[str]]) -> dict[str, list[str]]:
-    """Return the columns of a table without a header, after the second told by what they hold, the first of a kind."""
+def _headerless_cells(lines: list[list[str]]) -> dict[str, list[str]]:
+    """The columns of a table without a header; those after the second are recognised by their content."""
     columns = _columns(lines)
     cells = dict(zip(("file", "label"), columns, strict=False))
     for column in columns[2:]:
@@ -114,25 +114,25 @@ def _told_cells(lines: list[list[str]]) -> dict[str, list[str]]:
 
 
 def _labels(cells: dict[str, list[str]], path: Path) -> tuple[list[int | None], tuple[str, ...] | None]:
-    """Return the label of each line, and the names of the classes."""
-    given = next((cells[kind] for kind in ("label", "wnid", "name") if kind in cells), None)
-    if given is None or not any(given):
+    """The label of each line, and the names of the classes."""
+    values = next((cells[kind] for kind in ("label", "wnid", "name") if kind in cells), None)
+    if values is None or not any(values):
         return [None] * len(cells["file"]), None
-    if not all(value.isascii() and value.isdecimal() for value in given if value):
-        names = sorted(set(filter(None, given)))
+    if not all(value.isascii() and value.isdecimal() for value in values if value):
+        names = sorted(set(filter(None, values)))
         place = {name: index for index, name in enumerate(names)}
-        return [place.get(value) for value in given], tuple(names)
-    labels = [int(value) if value else None for value in given]
-    found: dict[int, str] = {}
+        return [place.get(value) for value in values], tuple(names)
+    labels = [int(value) if value else None for value in values]
+    class_names: dict[int, str] = {}
     for label, name in zip(labels, cells.get("name", cells.get("wnid", [])), strict=False):
-        if label is not None and name and found.setdefault(label, name) != name:
-            raise broken(_WHAT, path, f"class {label} is named both {found[label]!r} and {name!r}")
-    if not found:
+        if label is not None and name and class_names.setdefault(label, name) != name:
+            raise broken(_WHAT, path, f"class {label} is named both {class_names[label]!r} and {name!r}")
+    if not class_names:
         return labels, None
     count = max(label for label in labels if label is not None) + 1
     if count > 1_000_000:
         raise broken(_WHAT, path, f"it has the class number {count - 1}, expected numbers from 0")
-    return labels, tuple(found.get(label, f"class {label}") for label in range(count))
+    return labels, tuple(class_names.get(label, f"class {label}") for label in range(count))
 
 
 def _read_boxes(text: str, path: Path) -> tuple[Box, ...]:

@@ -1,4 +1,4 @@
-"""Examples from what is at hand: paths, pictures, arrays, with labels or without."""
+"""Data sets from lists in memory: paths, images, arrays, with or without labels."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Item: TypeAlias = ImageSource | tuple[ImageSource, int | str | None] | Example
 
 
 class InMemory(DataSet):
-    """Given items: each a picture (path, PIL image or uint8 array), a pair (picture, label), or an Example.
+    """Given items: each an image (path, PIL image or uint8 array), a pair (image, label), or an Example.
 
     Ids are the names of files, the ids of examples and the numbers of others; all are numbers where two would agree.
     """
 
     def __init__(self, items: Sequence[Item], labels: Sequence[str] | None = None, name: str = "images") -> None:
-        """Keep the items; paths are read when asked for.
+        """Keeps the items; paths are read lazily.
 
         Args:
-            items: What to hold.
-            labels: Class names, index = label; needed where pairs have a name for a label.
-            name: Of the data set.
+            items: the images.
+            labels: class names, index = label; needed where pairs have a name for a label.
+            name: of the data set.
         """
         self.name, self.labels = name, None if labels is None else tuple(labels)
         self._items = [self._checked(item, number) for number, item in enumerate(items)]
@@ -50,7 +50,7 @@ class InMemory(DataSet):
             return item
         source, label = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
         if isinstance(source, tuple | list):
-            raise VitrailError(f"Item {number} is a {type(source).__name__}, expected a picture or (picture, label).")
+            raise VitrailError(f"item {number} is a {type(source).__name__}, expected an image or (image, label).")
         return source, self._index(label, number)
 
     def _index(self, label: int | str | None, number: int) -> int | None:
@@ -58,12 +58,12 @@ class InMemory(DataSet):
             return None
         if isinstance(label, str):
             if self.labels is None or label not in self.labels:
-                raise VitrailError(f"Item {number} has the label {label!r}, which is not among labels=.")
+                raise VitrailError(f"item {number} has the label {label!r}, which is not among labels=.")
             return list(self.labels).index(label)
         index = int(label)
         if index < 0 or (self.labels is not None and index >= len(self.labels)):
             count = "…" if self.labels is None else f"…{len(self.labels) - 1}"
-            raise VitrailError(f"Item {number} has the label {index}, expected 0{count}.")
+            raise VitrailError(f"item {number} has the label {index}, expected 0{count}.")
         return index
 
     def _find_ids(self) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitrail.data.base import DataSet, Example
 from vitrail.data.images import read_image
-from vitrail.data.paths import broken, find_folder, inside, leave_out_strays, read_rows, require_unique
+from vitrail.data.paths import broken, find_folder, inside, read_rows, require_unique, utf8_names
 from vitrail.errors import VitrailError
 
 _STUDY = re.compile(r"study\d+_(positive|negative)")
@@ -23,27 +23,27 @@ class Mura(DataSet):
     labels = ("negative", "positive")
 
     def __init__(self, root: str | Path, split: str = "valid") -> None:
-        """List the pictures.
+        """Lists the images.
 
         Args:
-            root: The folder MURA-v1.1, or the one that holds it.
+            root: the folder MURA-v1.1, or the one that holds it.
             split: "valid" or "train".
         """
         root = Path(root)
         how = "request MURA-v1.1 from stanfordmlgroup.github.io/competitions/mura and give its folder"
         places = [place for place in (root, root / "MURA-v1.1") if (place / split).is_dir()]
-        self.folder = find_folder(places, f"The MURA folder '{split}'", root, how)
+        self.folder = find_folder(places, f"the MURA folder '{split}'", root, how)
         listing = self.folder / f"{split}_image_paths.csv"
         if listing.is_file():
-            rows = [row[0].strip() for row in read_rows(listing, "The list of paths", 1, ",")]
+            rows = [row[0].strip() for row in read_rows(listing, "the list of paths", 1, ",")]
             # The list starts from the folder that holds MURA-v1.1.
             names = [re.sub(r"^MURA-v1\.\d/", "", row) for row in rows]
         else:
-            found = (path.relative_to(self.folder) for path in (self.folder / split).rglob("*.png"))
-            visible = (path.as_posix() for path in found if not path.name.startswith("."))
-            names = leave_out_strays(visible, self.folder)
+            paths = (path.relative_to(self.folder) for path in (self.folder / split).rglob("*.png"))
+            visible = (path.as_posix() for path in paths if not path.name.startswith("."))
+            names = utf8_names(visible, self.folder)
         if not names:
-            raise broken("MURA folder", self.folder, "it lists no picture")
+            raise broken("MURA folder", self.folder, "it lists no image")
         self._ids = require_unique(names, listing)
         self._labels = [self._label(name) for name in names]
 

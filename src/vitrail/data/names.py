@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from vitrail.data.base import DataSet
 from vitrail.data.memory import InMemory
@@ -16,32 +16,81 @@ from vitrail.data.scene_data import SceneData
 from vitrail.data.scenes import Scene, Scenes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, reading
+from vitrail.registry import Registry
+
+# (folder or file, **options) → a data set, or a list of images as ``open_data`` takes it.
+Opener: TypeAlias = Callable[..., DataSet | Sequence[Any]]
+O = TypeVar("O", bound=Opener)
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """Where a data set's class lives, and what its name fixes."""
+class BuiltIn:
+    """A built-in data set: its module is imported when it is opened. `fixed` holds the options that its name sets."""
 
     module: str
-    name: str
-    fixed: dict[str, Any] = field(default_factory=dict)
+    class_name: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def _class(self) -> Callable[..., DataSet]:
+        opener: Callable[..., DataSet] = getattr(import_module(f"vitrail.data.{self.module}"), self.class_name)
+        return opener
+
+    def __call__(self, place: str, **options: Any) -> DataSet:
+        return self._class()(place, **self.fixed, **options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        parameters = inspect.signature(self._class()).parameters
+        return inspect.Signature([option for name, option in parameters.items() if name not in self.fixed])
 
 
-_KINDS = {
-    "imagenet": _Kind("imagenet", "ImageNet"),
-    "imagenet_s": _Kind("imagenet_s", "ImageNetS"),
-    "imagenet_segmentation": _Kind("imagenet_segmentation", "ImageNetSegmentation"),
-    "cifar10": _Kind("cifar", "Cifar", {"classes": 10}),
-    "cifar100": _Kind("cifar", "Cifar", {"classes": 100}),
-    "imagenette": _Kind("imagenet", "Imagenette"),
-    "pets": _Kind("pets", "OxfordPets"),
-    "voc": _Kind("voc", "PascalVoc"),
-    "coco": _Kind("coco", "Coco"),
-    "tiny_imagenet": _Kind("tiny_imagenet", "TinyImageNet"),
-    "mura": _Kind("mura", "Mura"),
-    "folder": _Kind("folder", "ImageFolder"),
-}
-DATA_NAMES: tuple[str, ...] = ("scenes", *_KINDS)
+DATA_SETS: Registry[Opener] = Registry("data set")
+
+
+def data_set(name: str) -> Callable[[O], O]:
+    """Registers a data set of your own: a subclass of `DataSet`, or a function that returns one or a list of images.
+
+    `open_data("name:PLACE?option=value")` calls it with the place, a string, and the options.
+    """
+
+    def register(opener: O) -> O:
+        if not inspect.signature(opener).parameters:
+            raise VitrailError(f"the data set {name!r} takes no arguments: its first must be its folder or file.")
+        DATA_SETS.add(name, opener, opener.__module__)
+        return opener
+
+    return register
+
+
+@data_set("scenes")
+def open_scenes(place: str = "", objects: int | None = None) -> SceneData:
+    """Scenes from `N@SEED`; both may be missing."""
+    match = re.fullmatch(r"(\d{1,9})?(?:@(\d{1,18}))?", place)
+    if not match:
+        raise VitrailError(f"expected scenes:200, or scenes:200@7 for seed 7, but got scenes:{place}.")
+    try:
+        return SceneData(int(match[1] or _DEFAULT_SCENES), int(match[2] or 0), objects)
+    except ValueError as error:
+        raise VitrailError(f"{error}.") from None
+
+
+for _name, _entry in {
+    "imagenet": BuiltIn("imagenet", "ImageNet"),
+    "imagenet_s": BuiltIn("imagenet_s", "ImageNetS"),
+    "imagenet_segmentation": BuiltIn("imagenet_segmentation", "ImageNetSegmentation"),
+    "cifar10": BuiltIn("cifar", "Cifar", {"classes": 10}),
+    "cifar100": BuiltIn("cifar", "Cifar", {"classes": 100}),
+    "imagenette": BuiltIn("imagenet", "Imagenette"),
+    "pets": BuiltIn("pets", "OxfordPets"),
+    "voc": BuiltIn("voc", "PascalVoc"),
+    "coco": BuiltIn("coco", "Coco"),
+    "tiny_imagenet": BuiltIn("tiny_imagenet", "TinyImageNet"),
+    "mura": BuiltIn("mura", "Mura"),
+    "folder": BuiltIn("folder", "ImageFolder"),
+}.items():
+    DATA_SETS.add(_name, _entry, __name__)
+
+DATA_NAMES: tuple[str, ...] = tuple(DATA_SETS.entries())  # the built-in ones
 
 _DEFAULT_SCENES = 200
 _SUBSET = ("n", "seed", "indices")
@@ -50,117 +99,102 @@ _NUMBERS = frozenset({"n", "seed", "size", "year", "objects"})
 
 @reading()
 def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> DataSet:
-    """Open a data set.
+    """Opens a data set.
 
     Args:
         spec: `scenes`, `scenes:200`, `scenes:200@7` (seed 7), a name and its folder or file such as `imagenet:DIR`
-            (names: `DATA_NAMES`), a folder of pictures (see `ImageFolder`), its table or one picture. Options follow
-            a question mark: `imagenet:DIR?boxes=DIR2&split=val`. Or a data set, scenes, or a list of pictures, of
-            pairs (picture, label) or of examples.
-        **options: The options of the data set's class, over those in `spec`; and for every data set `n` and `seed`,
-            or `indices` (positions or a file of them), to take a subset.
+            (names: `DATA_NAMES`, and those of `data_set`), a folder of images (see `ImageFolder`), its table or one
+            image. Options follow a question mark: `imagenet:DIR?boxes=DIR2&split=val`. Or a data set, scenes, or a
+            list of images, of pairs (image, label) or of examples.
+        **options: the options of the data set's class; they override those in `spec`. Every data set has `n` and
+            `seed`, or `indices` (positions or a file of them), to take a subset.
     """
     if isinstance(spec, str | Path):
-        kind, place, written = _read_spec(str(spec), isinstance(spec, Path))
-        options = {**written, **options}
+        kind, place, spec_options = _parse_spec(str(spec), isinstance(spec, Path))
+        options = {**spec_options, **options}
     options = {name: value for name, value in options.items() if value is not None}
-    draw = {name: options.pop(name) for name in _SUBSET if name in options}
-    if isinstance(spec, str | Path):
-        data = _open_scenes(place, options) if kind == "scenes" else _open_named(kind, place, options)
-    else:
-        data = _from_objects(spec, options)
-    if not draw:
+    subset = {name: options.pop(name) for name in _SUBSET if name in options}
+    data = _open_named(kind, place, options) if isinstance(spec, str | Path) else _from_objects(spec, options)
+    if not subset:
         return data
-    if set(draw) == {"seed"}:
+    if set(subset) == {"seed"}:
         raise VitrailError("seed= was given without n=: it draws a subset of n examples (for scenes: scenes:200@7).")
-    return data.subset(**draw)
+    return data.subset(**subset)
 
 
 def data_name(spec: str) -> str:
-    """The data of a specification, however it is written and however many of its images it takes."""
-    kind, place, options = _read_spec(spec, False)
+    """A canonical name of the data of a specification, without its subset: the same however the path is written."""
+    kind, place, options = _parse_spec(spec, False)
     if kind == "scenes":
         seed = int(place.partition("@")[2] or 0)
         name = f"scenes:@{seed}" if seed else "scenes"
     else:
-        name = printable(f"{kind}:{Path(place).resolve()}")
+        name = printable(f"{kind}:{Path(place).resolve()}") if place else kind
     kept = "&".join(f"{key}={value}" for key, value in sorted(options.items()) if key not in _SUBSET)
     return f"{name}?{kept}" if kept else name
 
 
-def _read_spec(spec: str, is_path: bool) -> tuple[str, str, dict[str, Any]]:
-    """Return (name of the kind, place, options) of a specification."""
-    if is_path or (spec and spec not in DATA_NAMES and Path(spec).exists()):
+def _parse_spec(spec: str, is_path: bool) -> tuple[str, str, dict[str, Any]]:
+    """(name, place, options) of a specification."""
+    names = DATA_SETS.entries()
+    if is_path or (spec and spec not in names and Path(spec).exists()):
         return "folder", spec, {}
-    kind, _, rest = spec.partition("?")[0].partition(":")
-    if kind in DATA_NAMES:
+    kind = spec.partition("?")[0].partition(":")[0]
+    if kind in names:
         rest = spec.removeprefix(kind).removeprefix(":")
         if rest and Path(rest).exists():
             return kind, rest, {}
         place, _, query = rest.partition("?")
-        return kind, place, _read_options(query, spec)
+        return kind, place, _parse_options(query, spec)
     if re.fullmatch(r"[A-Za-z_]\w+:.*", spec) or not re.search(r"[./\\]", spec):
-        raise VitrailError(
-            f"There is no data set {kind!r} and no such folder. Data sets: {', '.join(DATA_NAMES)}; or give the path "
-            "of a folder of pictures."
-        )
+        try:
+            DATA_SETS[kind]
+        except VitrailError as error:
+            raise VitrailError(f"{error} Data sets: {', '.join(names)}; or give the path of a folder.") from None
     place, _, query = spec.partition("?")
-    return "folder", place, _read_options(query, spec)
+    return "folder", place, _parse_options(query, spec)
 
 
-def _read_options(query: str, spec: str) -> dict[str, Any]:
+def _parse_options(query: str, spec: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for part in filter(None, query.split("&")):
         name, equals, value = part.partition("=")
         if not equals or not name or not value:
             raise VitrailError(f"{spec!r} has the option {part!r}, expected name=value, with & between options.")
         if name in _NUMBERS and not re.fullmatch(r"\d{1,9}", value):
-            raise VitrailError(f"{spec!r} has {part!r}, expected a whole number.")
+            raise VitrailError(f"{spec!r} has {part!r}, expected a non-negative integer.")
         options[name] = int(value) if name in _NUMBERS else value
     return options
-
-
-def _open_scenes(place: str, options: dict[str, Any]) -> DataSet:
-    found = re.fullmatch(r"(\d{1,9})?(?:@(\d{1,18}))?", place)
-    if not found:
-        raise VitrailError(f"scenes:{place} was given, expected scenes:200, or scenes:200@7 for seed 7.")
-    _check_options("scenes", options, ("objects",))
-    try:
-        return SceneData(int(found[1] or _DEFAULT_SCENES), int(found[2] or 0), **options)
-    except ValueError as error:
-        raise VitrailError(f"{error}.") from None
 
 
 def _open_named(kind: str, place: str, options: dict[str, Any]) -> DataSet:
     if kind == "folder" and Path(place).is_file():
         if Path(place).suffix.lower() in (".csv", ".tsv"):
             return _open_named("folder", str(Path(place).parent), {"table": place, **options})
-        _check_options("one picture", options, ())
+        _check_options("a single image", options, ())
         return InMemory([place])
-    if not place:
-        raise VitrailError(f"The data set {kind} needs its folder or file: write {kind}:PATH.")
-    about = _KINDS[kind]
-    opener = getattr(import_module(f"vitrail.data.{about.module}"), about.name)
-    allowed = [name for name in list(inspect.signature(opener).parameters)[1:] if name not in about.fixed]
-    _check_options(kind, options, allowed)
-    data: DataSet = opener(place, **about.fixed, **options)
-    return data
+    opener = DATA_SETS[kind]
+    first, *others = inspect.signature(opener).parameters.values()
+    if not place and first.default is inspect.Parameter.empty:
+        raise VitrailError(f"the data set {kind} needs its folder or file: write {kind}:PATH.")
+    _check_options(kind, options, [option.name for option in others])
+    return _from_objects(opener(place, **options), {})
 
 
-def _from_objects(given: Any, options: dict[str, Any]) -> DataSet:
-    if isinstance(given, DataSet):
+def _from_objects(data: Any, options: dict[str, Any]) -> DataSet:
+    if isinstance(data, DataSet):
         _check_options("an open data set", options, ())
-        return given
-    if isinstance(given, bytes | bytearray) or not isinstance(given, Sequence):
+        return data
+    if isinstance(data, str | bytes | bytearray) or not isinstance(data, Sequence):
         raise VitrailError(
-            f"A {type(given).__name__} was given as data, expected the name of a data set, a path, a data set, or a "
-            "list of pictures."
+            "data must be the name of a data set, a path, a data set or a list of images, but got "
+            f"{type(data).__name__}."
         )
-    if isinstance(given, Scenes) or (len(given) and isinstance(given[0], Scene)):
-        _check_options("given scenes", options, ())
-        return SceneData(given)
-    _check_options("a list of pictures", options, ("labels", "name"))
-    return InMemory(given, **options)
+    if isinstance(data, Scenes) or (len(data) and isinstance(data[0], Scene)):
+        _check_options("a list of scenes", options, ())
+        return SceneData(data)
+    _check_options("a list of images", options, ("labels", "name"))
+    return InMemory(data, **options)
 
 
 def _check_options(what: str, options: dict[str, Any], allowed: Sequence[str]) -> None:

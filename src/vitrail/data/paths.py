@@ -23,37 +23,38 @@ _MAX_TEXT_BYTES = 2**31
 
 
 def missing(what: str, where: str | Path, how: str) -> VitrailError:
-    """Say what was looked for, where, and how to obtain it."""
+    """The error for a missing file: what was looked for, where, and how to obtain it."""
     return VitrailError(f"{what} was not found in '{where}': {how}.")
 
 
 def broken(what: str, path: str | Path, why: str) -> VitrailError:
+    """The error for a file that cannot be read."""
     return VitrailError(f"{what} '{path}' cannot be read: {why.rstrip('.')}.")
 
 
 def find_folder(candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
-    """Return the first candidate that is a folder."""
-    found = next((path for path in candidates if path.is_dir()), None)
-    if found is None:
+    """The first candidate that is a folder."""
+    folder = next((path for path in candidates if path.is_dir()), None)
+    if folder is None:
         raise missing(what, root, how)
-    return found
+    return folder
 
 
 def find_file(candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
-    """Return the first candidate that is a file."""
-    found = next((path for path in candidates if path.is_file()), None)
-    if found is None:
+    """The first candidate that is a file."""
+    file = next((path for path in candidates if path.is_file()), None)
+    if file is None:
         raise missing(what, root, how)
-    return found
+    return file
 
 
 def inside(root: Path, name: str, source: str | Path) -> Path:
-    """Return the path of a file that a table names, which must lie below `root`.
+    """The path of a file that a table names, which must lie below `root`.
 
     Args:
-        root: The folder that the name starts from.
-        name: As written in the table: relative, with forward slashes.
-        source: The table, for the error.
+        root: the folder that the name starts from.
+        name: as written in the table: relative, with forward slashes.
+        source: the table, for the error.
     """
     parts = PurePosixPath(name).parts
     outside = not parts or name.startswith("/") or ".." in parts or re.search(r"[\\\0]|^\w:", name)
@@ -65,7 +66,7 @@ def inside(root: Path, name: str, source: str | Path) -> Path:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """Read a whole UTF-8 text file."""
+    """Reads a whole UTF-8 text file."""
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_TEXT_BYTES)
@@ -79,13 +80,13 @@ def read_text(path: str | Path, what: str) -> str:
 
 
 def read_rows(path: Path, what: str, least: int, separator: str | None = None) -> list[list[str]]:
-    """Read a text table: one list of columns per line that is neither blank nor a comment (#).
+    """Reads a text table: one list of columns per line that is neither blank nor a comment (#).
 
     Args:
-        path: The file.
-        what: What it is, for errors.
-        least: Every line needs that many columns.
-        separator: Of the columns; None = any white space.
+        path: the file.
+        what: what it is, for errors.
+        least: every line needs that many columns.
+        separator: of the columns; None = any white space.
     """
     rows = []
     for number, line in enumerate(read_text(path, what).splitlines(), start=1):
@@ -99,7 +100,7 @@ def read_rows(path: Path, what: str, least: int, separator: str | None = None) -
 
 
 def read_numbers(values: Sequence[str], what: str, path: Path) -> list[float]:
-    """Turn columns of a table into finite numbers."""
+    """Turns columns of a table into finite numbers."""
     try:
         numbers = [float(value) for value in values]
     except ValueError:
@@ -109,22 +110,22 @@ def read_numbers(values: Sequence[str], what: str, path: Path) -> list[float]:
     return numbers
 
 
-def read_whole_number(value: str, what: str, path: Path) -> int:
+def read_integer(value: str, what: str, path: Path) -> int:
     try:
         return int(value)
     except ValueError:
-        raise broken(what, path, f"expected a whole number, found {value[:40]!r}") from None
+        raise broken(what, path, f"expected an integer, found {value[:40]!r}") from None
 
 
 def picture_names(folder: Path) -> list[str]:
-    """Return the names of the pictures directly in a folder of a published data set, sorted, without hidden ones."""
+    """The names of the images directly in a folder of a published data set, sorted, without hidden ones."""
     names = (entry.name for entry in _entries(folder))
     pictures = [name for name in names if name[0] != "." and Path(name).suffix.lower() in PICTURE_SUFFIXES]
-    return leave_out_strays(pictures, folder)
+    return utf8_names(pictures, folder)
 
 
-def leave_out_strays(names: Iterable[str], folder: Path) -> list[str]:
-    """Return the names, sorted, but for those that are not UTF-8: no published data set has such a name."""
+def utf8_names(names: Iterable[str], folder: Path) -> list[str]:
+    """The names, sorted, but for those that are not UTF-8: no published data set has such a name."""
     kept = []
     for name in sorted(names):
         if printable(name) == name:
@@ -135,7 +136,7 @@ def leave_out_strays(names: Iterable[str], folder: Path) -> list[str]:
 
 
 def folder_names(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted, without hidden ones."""
+    """The names of the folders in a folder, sorted, without hidden ones."""
     return sorted(entry.name for entry in _entries(folder) if entry.name[0] != "." and entry.is_dir())
 
 
@@ -145,15 +146,15 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -> NDArray[Any]:
-    """Read a picture that stores numbers (class ids, trimaps), not colours.
+    """Reads an image that stores numbers (class ids, trimaps), not colours.
 
     Args:
-        path: The file; palettes stay numbers.
-        what: What it is, for errors.
+        path: the file; palettes stay numbers.
+        what: what it is, for errors.
         modes: Pillow modes that are accepted.
     """
     if not path.is_file():
-        raise VitrailError(f"{what} '{path}' was not found: it belongs to the picture of the same name.")
+        raise VitrailError(f"{what} '{path}' was not found: it belongs to the image of the same name.")
     try:
         with open_image(path) as image:
             mode, values = image.mode, np.array(image)
@@ -167,7 +168,7 @@ def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -
 
 
 def require_unique(ids: list[str], source: str | Path) -> list[str]:
-    """Return the ids unless one appears twice."""
+    """The ids unless one appears twice."""
     if len(set(ids)) != len(ids):
         twice = next(name for name, count in Counter(ids).items() if count > 1)
         raise VitrailError(f"'{source}' names {twice!r} twice: keep one of the lines.")

@@ -14,7 +14,7 @@ from vitrail.data.scenes import Scene, Scenes
 class SceneData(DataSet):
     """One example for each object of each scene; its label is that object's class, its objects are all of the scene.
 
-    A scene of two objects gives two examples of the same picture: an explanation of either class must find its own.
+    A scene of two objects gives two examples of the same image: an explanation of either class must find its own.
     Ids are the scene's number, the object's number and its class: "12-0-star".
     """
 
@@ -22,12 +22,12 @@ class SceneData(DataSet):
     labels = Scenes.labels
 
     def __init__(self, scenes: int | Sequence[Scene], seed: int = 0, objects: int | None = None) -> None:
-        """Use given scenes, or draw some.
+        """Uses the given scenes, or draws some.
 
         Args:
-            scenes: Scenes, or how many to draw.
-            seed: Of the scenes to draw.
-            objects: Number of objects in each scene to draw, 1 or 2; None = either.
+            scenes: scenes, or how many to draw.
+            seed: of the scenes to draw.
+            objects: number of objects in each scene to draw, 1 or 2; None = either.
         """
         self.scenes = Scenes(scenes, seed, objects) if isinstance(scenes, int) else scenes
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.drawing import SHAPES, SIZE, Canvas, Dice, place_shape
+from vitrail.geometry import tight_box
 
 Mask = NDArray[np.bool_]
 
@@ -83,13 +84,16 @@ def draw_scene(seed: int, index: int, objects: int | None = None) -> Scene:
     count = drawn_count if objects is None else objects
     canvas = Canvas(dice)
     clutter = canvas.scatter_clutter(dice)
-    found = []
+    drawn = []
     for label, (x, y, radius) in zip(_different_labels(dice, count), _separate_places(dice, count), strict=True):
         mask = place_shape(Scenes.labels[label], dice, x, y, radius)
         canvas.paint_object(dice, mask, x, y, radius)
-        found.append(SceneObject(label, mask, _tight_box(mask)))
+        box = tight_box(mask)
+        assert box is not None
+        x0, y0, x1, y1 = map(int, box)
+        drawn.append(SceneObject(label, mask, (x0, y0, x1, y1)))
         clutter &= ~mask
-    return Scene(canvas.pixels.astype(np.uint8), tuple(found), clutter)
+    return Scene(canvas.pixels.astype(np.uint8), tuple(drawn), clutter)
 
 
 def _different_labels(dice: Dice, count: int) -> list[int]:
@@ -108,8 +112,3 @@ def _separate_places(dice: Dice, count: int) -> list[tuple[int, int, int]]:
         (x, y, r), (other_x, other_y, other_r) = places
         if (x - other_x) ** 2 + (y - other_y) ** 2 > (r + other_r + 1) ** 2:
             return places
-
-
-def _tight_box(mask: Mask) -> tuple[int, int, int, int]:
-    columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

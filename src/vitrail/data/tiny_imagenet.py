@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: 200 classes of ImageNet at 64 × 64 pixels, each picture with one box."""
+"""Tiny-ImageNet: 200 classes of ImageNet at 64 × 64 pixels, each image with one box."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.base import Box, DataSet, Example, Object
+from vitrail.data.base import DataSet, Example, Object
 from vitrail.data.images import read_image
-from vitrail.data.orientation import clipped
 from vitrail.data.paths import (
     broken,
     find_file,
@@ -21,11 +20,12 @@ from vitrail.data.paths import (
     inside,
     missing,
     picture_names,
+    read_integer,
     read_numbers,
     read_rows,
-    read_whole_number,
 )
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box, clip_box
 
 _GET = "download tiny-imagenet-200.zip from cs231n.stanford.edu and give the unpacked folder"
 
@@ -33,24 +33,24 @@ _GET = "download tiny-imagenet-200.zip from cs231n.stanford.edu and give the unp
 class TinyImageNet(DataSet):
     """The official folders (`val/images` with `val_annotations.txt`; `train/<wnid>/images`), or packed files.
 
-    Labels are 0…199 in sorted order of wnids (not the order of `wnids.txt`), objects are the pictures' boxes, whose
-    last pixels count. Packed: `val.npz` or `train-*.npz` with `data` (the bytes of all picture files), `offsets` (where
+    Labels are 0…199 in sorted order of wnids (not the order of `wnids.txt`), objects are the images' boxes, whose
+    last pixels count. Packed: `val.npz` or `train-*.npz` with `data` (the bytes of all image files), `offsets` (where
     each starts, and the end), `labels` and `boxes`, beside `classes.tsv` (index, wnid, names).
     """
 
     name = "tiny_imagenet"
 
     def __init__(self, root: str | Path, split: str = "val") -> None:
-        """Index the pictures.
+        """Indexes the images.
 
         Args:
-            root: The folder of either layout.
+            root: the folder of either layout.
             split: "val" or "train"; with the official folders also "test", which has no labels.
         """
         if split not in ("val", "train", "test"):
             raise VitrailError(f"Tiny-ImageNet has the splits val, train and test, got split={split!r}.")
         root = Path(root)
-        find_folder([root], "The folder of Tiny-ImageNet", root, _GET)
+        find_folder([root], "the folder of Tiny-ImageNet", root, _GET)
         packs = sorted([*root.glob(f"{split}.npz"), *root.glob(f"{split}-*.npz")])
         self._source = _Packed(root, packs) if packs else _Official(root, split)
         self.labels = self._source.names
@@ -64,7 +64,7 @@ class TinyImageNet(DataSet):
         box = None
         if inclusive is not None:
             x0, y0, x1, y1 = inclusive
-            box = clipped((x0, y0, x1 + 1, y1 + 1), image.size)
+            box = clip_box((x0, y0, x1 + 1, y1 + 1), *image.size)
         objects = () if box is None else (Object(label, box),)
         return Example(self.ids[position], image, label, objects)
 
@@ -73,8 +73,8 @@ class _Official:
     """Names, ids, labels and boxes from the text files of the official folders."""
 
     def __init__(self, root: Path, split: str) -> None:
-        wnids = find_file([root / "wnids.txt"], "The file wnids.txt of Tiny-ImageNet", root, _GET)
-        self.wnids = sorted(row[0] for row in read_rows(wnids, "The list of classes", 1))
+        wnids = find_file([root / "wnids.txt"], "the file wnids.txt of Tiny-ImageNet", root, _GET)
+        self.wnids = sorted(row[0] for row in read_rows(wnids, "the list of classes", 1))
         self.names = self._words(root / "words.txt")
         self.root = root
         self.ids: list[str] = []
@@ -82,35 +82,35 @@ class _Official:
         self.boxes: list[Box | None] = []
         {"val": self._add_validation, "train": self._add_training, "test": self._add_test}[split]()
         if not self.ids:
-            raise missing(f"A picture of the split '{split}'", root, _GET)
+            raise missing(f"an image of the split '{split}'", root, _GET)
 
     def _words(self, path: Path) -> list[str]:
         words: dict[str, str] = {}
         if path.is_file():
-            words = {row[0]: row[1].strip() for row in read_rows(path, "The list of names", 2, "\t")}
+            words = {row[0]: row[1].strip() for row in read_rows(path, "the list of names", 2, "\t")}
         return [words.get(wnid, wnid) for wnid in self.wnids]
 
     def _label(self, wnid: str, source: Path) -> int:
         if wnid not in self.wnids:
-            raise broken("Annotation", source, f"class {wnid!r} is not in wnids.txt")
+            raise broken("annotation", source, f"class {wnid!r} is not in wnids.txt")
         return self.wnids.index(wnid)
 
     def _add(self, folder: str, name: str, label: int | None, box: list[str], source: Path) -> None:
         self.ids.append(f"{folder}/{name}")
         self.labels.append(label)
-        self.boxes.append(_four(read_numbers(box, "Annotation", source)) if box else None)
+        self.boxes.append(_four(read_numbers(box, "annotation", source)) if box else None)
 
     def _add_validation(self) -> None:
         path = self.root / "val" / "val_annotations.txt"
-        find_file([path], "The file val/val_annotations.txt", self.root, _GET)
-        for name, wnid, *box in read_rows(path, "Annotation", 6):
+        find_file([path], "the file val/val_annotations.txt", self.root, _GET)
+        for name, wnid, *box in read_rows(path, "annotation", 6):
             self._add("val/images", name, self._label(wnid, path), box[:4], path)
 
     def _add_training(self) -> None:
         for label, wnid in enumerate(self.wnids):
             path = self.root / "train" / wnid / f"{wnid}_boxes.txt"
             if path.is_file():
-                for name, *box in read_rows(path, "Annotation", 5):
+                for name, *box in read_rows(path, "annotation", 5):
                     self._add(f"train/{wnid}/images", name, label, box[:4], path)
 
     def _add_test(self) -> None:
@@ -124,13 +124,13 @@ class _Official:
 
 
 class _Packed:
-    """Pictures packed into .npz files, each of which is opened at its first use."""
+    """Images packed into .npz files, each of which is opened at its first use."""
 
     def __init__(self, root: Path, packs: list[Path]) -> None:
-        path = find_file([root / "classes.tsv"], "The file classes.tsv", root, "it belongs to the .npz files")
-        rows = read_rows(path, "The list of classes", 3, "\t")
-        if [read_whole_number(row[0], "The list of classes", path) for row in rows] != list(range(len(rows))):
-            raise broken("The list of classes", path, "expected the indices 0, 1, 2, … in order")
+        path = find_file([root / "classes.tsv"], "the file classes.tsv", root, "it belongs to the .npz files")
+        rows = read_rows(path, "the list of classes", 3, "\t")
+        if [read_integer(row[0], "the list of classes", path) for row in rows] != list(range(len(rows))):
+            raise broken("the list of classes", path, "expected the indices 0, 1, 2, … in order")
         self.names = [row[2].strip() for row in rows]
         self.packs = packs
         self.ids: list[str] = []
@@ -147,9 +147,9 @@ class _Packed:
         count = len(table["labels"])
         shapes = table["labels"].shape, table["boxes"].shape, table["offsets"].shape
         if shapes != ((count,), (count, 4), (count + 1,)) or not count:
-            raise broken("Pack", pack, f"labels, boxes and offsets are {shapes}, expected (n,), (n, 4) and (n + 1,)")
+            raise broken("pack", pack, f"labels, boxes and offsets are {shapes}, expected (n,), (n, 4) and (n + 1,)")
         if table["labels"].min() < 0 or table["labels"].max() >= len(self.names):
-            raise broken("Pack", pack, f"it has labels outside 0…{len(self.names) - 1}")
+            raise broken("pack", pack, f"it has labels outside 0…{len(self.names) - 1}")
 
     def read(self, position: int) -> tuple[Image.Image, int | None, Box | None]:
         number, place = self.places[position]
@@ -161,7 +161,7 @@ class _Packed:
             with Image.open(io.BytesIO(self._bytes[number][start:end].tobytes())) as stored:
                 image = read_image(stored)
         except (OSError, ValueError, SyntaxError, VitrailError, Image.DecompressionBombError) as error:
-            raise broken("Picture", f"{pack}:{place}", str(error)) from error
+            raise broken("image", f"{pack}:{place}", str(error)) from error
         return image, int(table["labels"][place]), _four(table["boxes"][place].astype(float).tolist())
 
 
@@ -175,4 +175,4 @@ def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as pack:
             return {name: pack[name] for name in names}
     except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise broken("Pack", path, f"expected an .npz with {', '.join(names)} ({error})") from error
+        raise broken("pack", path, f"expected an .npz with {', '.join(names)} ({error})") from error

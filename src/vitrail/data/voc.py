@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from vitrail.data.base import DataSet, Example, Object, largest_class, tight_box
+from vitrail.data.base import DataSet, Example, Object, largest_class
 from vitrail.data.orientation import Picture, class_masks, read_picture
 from vitrail.data.paths import broken, find_file, find_folder, inside, read_rows, read_values
 from vitrail.data.xml_boxes import read_xml_boxes
 from vitrail.errors import VitrailError
+from vitrail.geometry import tight_box
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
@@ -23,7 +24,7 @@ _IMAGE_SETS = {"segmentation": "Segmentation", "detection": "Main"}
 class PascalVoc(DataSet):
     """`JPEGImages/*.jpg` in the order of `ImageSets/Segmentation/val.txt`, or of `ImageSets/Main/val.txt`.
 
-    With `task="segmentation"` each class in a picture is one object with its mask (`SegmentationClass`, 255 is
+    With `task="segmentation"` each class in an image is one object with its mask (`SegmentationClass`, 255 is
     ignored) and the box around it; with `task="detection"` each thing in the XML file is one object with its box,
     from the 1-based, inclusive numbers of the file. The label of an example is the class with the largest area.
     """
@@ -38,13 +39,13 @@ class PascalVoc(DataSet):
         split: str = "val",
         task: Literal["segmentation", "detection"] = "segmentation",
     ) -> None:
-        """Read the list of a split.
+        """Reads the list of a split.
 
         Args:
             root: `VOCdevkit`, the folder that holds it, or `VOC2012` itself.
-            year: Of the challenge.
-            split: A list in `ImageSets`: "train", "val", "trainval" or "test".
-            task: Whether objects come from masks or from boxes.
+            year: of the challenge.
+            split: a list in `ImageSets`: "train", "val", "trainval" or "test".
+            task: whether objects come from masks or from boxes.
         """
         if task not in _IMAGE_SETS:
             raise VitrailError(f'task={task!r} was given, expected "segmentation" or "detection".')
@@ -52,12 +53,12 @@ class PascalVoc(DataSet):
         how = f"download VOCtrainval {year} from host.robots.ox.ac.uk/pascal/VOC and give the folder VOC{year}"
         places = [root / f"VOCdevkit/VOC{year}", root / f"VOC{year}", root]
         here = (place for place in places if (place / "JPEGImages").is_dir())
-        self.folder = find_folder(here, f"The folder 'JPEGImages' of VOC {year}", root, how)
+        self.folder = find_folder(here, f"the folder 'JPEGImages' of VOC {year}", root, how)
         listing = self.folder / "ImageSets" / _IMAGE_SETS[task] / f"{split}.txt"
-        find_file([listing], f"The list '{split}.txt' of VOC {year}", listing.parent, how)
-        self._ids = [row[0] for row in read_rows(listing, "The list", 1)]
+        find_file([listing], f"the list '{split}.txt' of VOC {year}", listing.parent, how)
+        self._ids = [row[0] for row in read_rows(listing, "the list", 1)]
         if not self._ids:
-            raise broken("The list", listing, "it is empty")
+            raise broken("the list", listing, "it is empty")
 
     @property
     def ids(self) -> list[str]:
@@ -70,11 +71,11 @@ class PascalVoc(DataSet):
             things = self._boxed_objects(picture, self.folder / "Annotations" / f"{name}.xml")
             return Example(name, picture.image, largest_class(things), things, by_area=True)
         path = self.folder / "SegmentationClass" / f"{name}.png"
-        numbers = picture.mask(read_values(path, "Mask"), path)
+        numbers = picture.mask(read_values(path, "mask"), path)
         objects = []
         for number, mask in class_masks(numbers, {_BACKGROUND, _IGNORE}):
             if number > len(VOC_CLASSES):
-                raise broken("Mask", path, f"it holds class {number}, expected 0…{len(VOC_CLASSES)} or {_IGNORE}")
+                raise broken("mask", path, f"it holds class {number}, expected 0…{len(VOC_CLASSES)} or {_IGNORE}")
             objects.append(Object(number - 1, tight_box(mask), mask))
         return Example(name, picture.image, largest_class(objects), tuple(objects), numbers == _IGNORE, by_area=True)
 
@@ -83,7 +84,7 @@ class PascalVoc(DataSet):
         objects = []
         for name, (x0, y0, x1, y1) in read_xml_boxes(path).objects:
             if name not in VOC_CLASSES:
-                raise broken("Annotation", path, f"it names the class {name!r}, expected one of Pascal VOC's 20")
+                raise broken("annotation", path, f"it names the class {name!r}, expected one of Pascal VOC's 20")
             box = picture.box((x0 - 1, y0 - 1, x1, y1))
             if box is not None:
                 objects.append(Object(VOC_CLASSES.index(name), box))

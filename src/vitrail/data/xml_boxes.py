@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitrail.data.base import Box
 from vitrail.data.paths import broken
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box
 
-_WHAT = "Annotation"
+_WHAT = "annotation"
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -24,11 +24,11 @@ class XmlBoxes:
 
 
 def read_xml_boxes(path: Path) -> XmlBoxes:
-    """Read an annotation; its coordinates are returned as they are written."""
+    """Reads an annotation; its coordinates are returned as they are written."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise VitrailError(f"{_WHAT} '{path}' was not found: it belongs to the picture of the same name.") from None
+        raise VitrailError(f"{_WHAT} '{path}' was not found: it belongs to the image of the same name.") from None
     except OSError as error:
         raise broken(_WHAT, path, error.strerror or str(error)) from error
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
@@ -42,7 +42,7 @@ def read_xml_boxes(path: Path) -> XmlBoxes:
 
 
 def _size(tree: ElementTree.Element, path: Path) -> tuple[int, int] | None:
-    """Return the declared size; some files declare 0 × 0, which says nothing."""
+    """The declared size; some files declare 0 × 0, which says nothing."""
     if tree.find("size") is None:
         return None
     width, height = (int(_number(tree, f"size/{edge}", path)) for edge in ("width", "height"))

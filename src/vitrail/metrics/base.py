@@ -15,11 +15,11 @@ from vitrail.calls import check_known, check_parameters, join_call
 from vitrail.engine.maps import enlarged
 from vitrail.engine.requests import Asking, Batch
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box
 from vitrail.methods.base import Method
 from vitrail.models.view import View
 from vitrail.registry import Registry, first_line, matching
 
-Box = tuple[float, float, float, float]
 Needs = Literal["map", "tokens", "label", "region", "mask", "boxes", "objects", "method", "completeness"]
 
 MODULES = ("perturbation", "tokens", "localization", "boxes", "complexity", "robustness", "sanity")

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vitrail.engine.maps import min_max
 from vitrail.errors import VitrailError
-from vitrail.metrics.base import Box, Case, MapMetric, Scored, metric
+from vitrail.geometry import Box, box_iou
+from vitrail.metrics.base import Case, MapMetric, Scored, metric
 
 THRESHOLDS = 100  # of MaxBoxAcc: 0, 0.01, … 0.99
 DELTAS = (0.3, 0.5, 0.7)
@@ -31,41 +32,9 @@ def box_above(values: NDArray[np.floating], threshold: float) -> Box | None:
     return float(columns.start), float(rows.start), float(columns.stop), float(rows.stop)
 
 
-def best_iou(found: Box | None, boxes: Sequence[Box]) -> float:
-    """Intersection over union with the box that fits best."""
-    return 0.0 if found is None else max(iou(found, box) for box in boxes)
-
-
-def iou(a: Box, b: Box) -> float:
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    shared = max(width, 0.0) * max(height, 0.0)
-    areas = [(x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in (a, b)]
-    return shared / (sum(areas) - shared)
-
-
-def painted(boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
-    """(H, W) bool: the pixels whose centre lies in a box (x0, y0, x1, y1)."""
-    rows, columns = (torch.arange(length, dtype=torch.float32) + 0.5 for length in size)
-    inside = torch.zeros(size, dtype=torch.bool)
-    for x0, y0, x1, y1 in map(check_box, boxes):
-        inside |= ((rows >= y0) & (rows < y1))[:, None] & ((columns >= x0) & (columns < x1))
-    return inside
-
-
-def clipped(boxes: Sequence[Sequence[float]], size: tuple[int, int]) -> list[Box]:
-    """What of the boxes lies in a picture of (H, W); those of which nothing does are left out."""
-    found = []
-    for x0, y0, x1, y1 in map(check_box, boxes):
-        box = max(x0, 0.0), max(y0, 0.0), min(x1, float(size[1])), min(y1, float(size[0]))
-        if box[0] < box[2] and box[1] < box[3]:
-            found.append(box)
-    return found
-
-
-def check_box(box: Sequence[float]) -> Box:
-    if len(box) != 4 or not (box[0] < box[2] and box[1] < box[3]):
-        raise VitrailError(f"a box is (x0, y0, x1, y1) with x0 < x1 and y0 < y1, but got {tuple(box)}.")
-    return box[0], box[1], box[2], box[3]
+def best_iou(box: Box | None, annotated: Sequence[Box]) -> float:
+    """Intersection over union with the annotated box that matches best."""
+    return 0.0 if box is None else max(box_iou(box, other) for other in annotated)
 
 
 @metric("box_localization", family="localisation", higher_is_better=True, needs="boxes", paper="ViT-CX")

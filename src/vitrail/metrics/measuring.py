@@ -13,9 +13,9 @@ from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite
 from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box, check_box, clip_box, fill_boxes
 from vitrail.methods.base import Method
-from vitrail.metrics.base import Box, Case, MapMetric, MethodMetric, Metric, Scored, ask_if_applicable, build_metric
-from vitrail.metrics.boxes import clipped, painted
+from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, ask_if_applicable, build_metric
 from vitrail.models.loading import as_view
 from vitrail.models.view import View
 from vitrail.targets import ClassSpec, Target, class_indices
@@ -158,7 +158,7 @@ def _cases(
     labels = None if label is None else class_indices(view, label, count, "label")
     cases = []
     for i in range(count):
-        region = masks[i] if masks is not None else painted(boxes[i], view.size) if boxes is not None else None
+        region = masks[i] if masks is not None else fill_boxes(boxes[i], view.size) if boxes is not None else None
         cases.append(
             Case(
                 view=view,
@@ -169,9 +169,15 @@ def _cases(
                 label=None if labels is None else int(labels[i]),
                 region=None if region is None else region.to(device, torch.bool),
                 from_masks=masks is not None,
-                boxes=None if boxes is None else clipped(boxes[i], view.size),
+                boxes=None if boxes is None else _inside(boxes[i], view.size),
                 others=None if others is None else others[i].to(device, torch.bool),
                 ignore=None if ignore is None else ignore[i].to(device, torch.bool),
             )
         )
     return cases
+
+
+def _inside(boxes: Sequence[Box], size: tuple[int, int]) -> list[Box]:
+    """The parts of the boxes inside an input of (H, W); those outside are left out."""
+    parts = (clip_box(check_box(box), size[1], size[0]) for box in boxes)
+    return [part for part in parts if part is not None]

@@ -1,4 +1,4 @@
-"""Whether a view is its module: tensors that can be computed with, and the same logits."""
+"""Checks that a view agrees with its module: usable tensors, and the same logits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vitrail.models.clone import evaluation_clone
 from vitrail.models.translation import LIBRARIES, class_name, is_of_library
 from vitrail.models.view import View
 
-# How far logits may be apart, of the largest or of 1: 10 to 100 times what rounding makes of ViT-B and ViT-L.
+# Tolerance of the logits, relative to the largest or to 1: 10 to 100 times the rounding error of ViT-B and ViT-L.
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 
 def check_tensors(module: nn.Module) -> None:
-    """Refuses, by name, parameters and buffers that are no plain numbers in memory."""
+    """Refuses, by name, parameters and buffers that are not plain dense tensors with values."""
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if is_lazy(tensor):
             raise VitrailError(f"{name} has no shape yet (a lazy layer): run the model once before wrap().")
@@ -27,7 +27,7 @@ def check_tensors(module: nn.Module) -> None:
             raise VitrailError(f"{name} is on the meta device, without any values: load the weights before wrap().")
         if tensor.is_inference():
             raise VitrailError(
-                f"{name} was made under torch.inference_mode(), where gradients cannot pass: build the model outside "
+                f"{name} was created under torch.inference_mode(), which forbids gradients: build the model outside "
                 f"it, or give copy.deepcopy(module)."
             )
         if tensor.layout != torch.strided:
@@ -37,29 +37,29 @@ def check_tensors(module: nn.Module) -> None:
         if not parameter.is_floating_point() or not is_plain:
             kind = str(parameter.dtype).removeprefix("torch.") if is_plain else class_name(parameter)
             raise VitrailError(
-                f"{name} is no plain tensor of floating point numbers but quantised or distributed ({kind}): give the "
-                f"model as it was before."
+                f"{name} is not a plain floating-point tensor but quantised or distributed ({kind}): give the "
+                f"model before that conversion."
             )
     devices = {str(parameter.device) for parameter in module.parameters()}
     if len(devices) > 1:
         raise VitrailError(f"the parameters are on several devices ({', '.join(sorted(devices))}): move them to one.")
 
 
-def check_logits(view: View, own: Callable[[nn.Module, Tensor], Tensor]) -> None:
+def check_logits(view: View, module_logits: Callable[[nn.Module, Tensor], Tensor]) -> None:
     """Compares the view with its module, in evaluation mode, on a random input.
 
     Args:
         view: the view.
-        own: what the library computes from a module and images (1, 3, H, W).
+        module_logits: what the library computes from a module and images (1, 3, H, W).
     """
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, 3, *view.preprocessing.made, generator=generator).to(view.device, view.dtype)
+    images = torch.randn(1, 3, *view.preprocessing.library_size, generator=generator).to(view.device, view.dtype)
     with (
         torch.random.fork_rng([view.device] if view.device.type == "cuda" else []),  # a module may draw numbers
         torch.no_grad(),
         torch.autocast(view.device.type, enabled=False),
     ):
-        expected = _tried(view, view.name, lambda: own(evaluation_clone(view.module), images))
+        expected = _tried(view, view.name, lambda: module_logits(evaluation_clone(view.module), images))
         logits = _tried(view, f"vitrail's view of {view.name}", lambda: view.logits(images))
     if logits.shape != expected.shape:
         raise _differ(view, f"the module's have the shape {tuple(expected.shape)}, the view's {tuple(logits.shape)}")
@@ -73,12 +73,12 @@ def check_logits(view: View, own: Callable[[nn.Module, Tensor], Tensor]) -> None
 def _tolerance(view: View) -> float:
     dtypes = {p.dtype for p in view.module.parameters()} & TOLERANCES.keys()
     if torch.float32 in dtypes and _rounds_products(view.device):
-        dtypes.add(torch.float16)  # which has as many bits as TF32
+        dtypes.add(torch.float16)  # as many mantissa bits as TF32
     return max((TOLERANCES[dtype] for dtype in dtypes), default=0.0)
 
 
 def _rounds_products(device: torch.device) -> bool:
-    """Whether products of float32 may be computed in fewer bits: convolutions on CUDA are, by default."""
+    """Whether float32 products may use fewer bits, as convolutions on CUDA do by default."""
     try:
         return device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # set backend by backend
@@ -89,7 +89,7 @@ def _tried(view: View, what: str, compute: Callable[[], Tensor]) -> Tensor:
     try:
         logits = compute()
         if not isinstance(logits, Tensor):
-            raise TypeError(f"it gives a {type(logits).__name__}")
+            raise TypeError(f"it returns a {type(logits).__name__}")
         return logits
     except VitrailError:
         raise
@@ -97,7 +97,7 @@ def _tried(view: View, what: str, compute: Callable[[], Tensor]) -> Tensor:
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in view.module.parameters()})
         mixed = f" Its parameters are {' and '.join(dtypes)}: convert it to one." if len(dtypes) > 1 else ""
         reason = (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")
-        height, width = view.preprocessing.made
+        height, width = view.preprocessing.library_size
         raise VitrailError(
             f"{what} fails on a random image of {height}×{width} ({type(error).__name__}: {reason})."
             f"{mixed}{_suspects(view.module)}"
@@ -105,7 +105,7 @@ def _tried(view: View, what: str, compute: Callable[[], Tensor]) -> Tensor:
 
 
 def _differ(view: View, how: str) -> VitrailError:
-    suspects = _suspects(view.module) or " Something in it computes what the view does not know."
+    suspects = _suspects(view.module) or " Something in it computes what the view does not."
     return VitrailError(
         f"the logits of {view.name} and of vitrail's view of it differ on a random image ({how}), so its explanations "
         f"would be those of another model.{suspects}"
@@ -113,7 +113,7 @@ def _differ(view: View, how: str) -> VitrailError:
 
 
 def _suspects(module: nn.Module) -> str:
-    """What in the module's structure may be the reason, as a sentence."""
+    """Likely reasons in the module's structure, as a sentence."""
     changes = list(islice(_changes(module), 4))
     if not changes:
         return ""

@@ -54,20 +54,20 @@ def head_of(names: Iterable[str]) -> dict[tuple[str, str], str]:
 
 
 def load_state(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Copies every tensor into the module, or lists what does not fit and changes nothing."""
-    own, loaded = module.state_dict(), head_of(state)
-    renamed = {loaded[part]: name for part, name in head_of(own).items() if part in loaded}
+    """Copies every tensor into the module, or lists what does not match and changes nothing."""
+    expected, loaded = module.state_dict(), head_of(state)
+    renamed = {loaded[part]: name for part, name in head_of(expected).items() if part in loaded}
     state = {renamed.get(name, name): value for name, value in state.items()}
-    missing = [name for name in own if name not in state]
-    unexpected = [name for name in state if name not in own]
-    wrong = [f"{name} {tuple(state[name].shape)}, expected {tuple(own[name].shape)}" for name in own
-             if name in state and state[name].shape != own[name].shape]  # fmt: skip
+    missing = [name for name in expected if name not in state]
+    unexpected = [name for name in state if name not in expected]
+    wrong = [f"{name} {tuple(state[name].shape)}, expected {tuple(expected[name].shape)}" for name in expected
+             if name in state and state[name].shape != expected[name].shape]  # fmt: skip
     if missing or unexpected or wrong:
         lists = [("missing", missing), ("not in the model", unexpected), ("of another shape", wrong)]
-        told = "; ".join(f"{len(names)} {what} ({_some(names)})" for what, names in lists if names)
-        raise VitrailError(f"the checkpoint {source} does not fit {type(module).__name__}: {told}.")
+        mismatches = "; ".join(f"{len(names)} {what} ({_some(names)})" for what, names in lists if names)
+        raise VitrailError(f"the checkpoint {source} does not match {type(module).__name__}: {mismatches}.")
     quantised = [f"{name} {value.dtype}" for name, value in state.items()
-                 if own[name].is_floating_point() and not value.is_floating_point()]  # fmt: skip
+                 if expected[name].is_floating_point() and not value.is_floating_point()]  # fmt: skip
     if quantised:
         raise VitrailError(
             f"the checkpoint {source} holds other than floating point numbers in {_some(quantised)}: give the weights "
@@ -99,18 +99,18 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 def _reason(error: Exception) -> str:
     text = str(error)
     if isinstance(error, pickle.UnpicklingError | KeyError | EOFError) or not text or "legacy" in text:
-        return "it is damaged or no torch file"
+        return "it is damaged or not a torch file"
     return text.splitlines()[0].rstrip(".")
 
 
 def _is_pickled(path: Path) -> bool:
-    """Whether it begins as torch's files do; the unpickler takes words of a plain text for commands."""
+    """Whether it starts with the magic bytes of torch's files; the unpickler would parse plain text as opcodes."""
     with path.open("rb") as file:
         return file.read(2).startswith((b"PK", b"\x80"))
 
 
 def _conversion(path: Path) -> str:
-    """Code that keeps the weights alone, whether the file holds them bare, under a usual key or in a whole model."""
+    """Code that keeps the weights alone, whether the file holds them bare, under a common key or in a pickled model."""
     return (
         f"  held = torch.load({str(path)!r}, weights_only=False)\n"
         f"  if isinstance(held, dict): held = next((held[key] for key in {KEYS} if key in held), held)\n"
@@ -124,11 +124,13 @@ def _read_torch(path: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # torch comments on the pickle protocol of files it then refuses
             values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files make the unpickler raise almost anything
-        found = FOREIGN.search(str(error)) if isinstance(error, pickle.UnpicklingError) and _is_pickled(path) else None
-        if found:
+        foreign = (
+            FOREIGN.search(str(error)) if isinstance(error, pickle.UnpicklingError) and _is_pickled(path) else None
+        )
+        if foreign:
             raise VitrailError(
-                f"{path} holds pickled Python objects besides its tensors ({found[0]}), which vitrail does not run. If "
-                f"you trust it, convert it once and give the new file:\n{_conversion(path)}"
+                f"{path} holds pickled Python objects besides its tensors ({foreign[0]}), which vitrail does not run. "
+                f"If you trust it, convert it once and give the new file:\n{_conversion(path)}"
             ) from None
         raise VitrailError(f"{path} is not a readable torch checkpoint: {_reason(error)}.") from None
     if isinstance(values, Mapping):

@@ -1,4 +1,4 @@
-"""A module as it is in evaluation mode, beside the module itself."""
+"""Clones of modules in evaluation mode that share their weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def evaluation_clone(module: Network) -> Network:
-    """The same network in evaluation mode: other module objects around the same parameters and buffers.
+    """The same network in evaluation mode: new module objects that share the parameters and buffers.
 
-    Hooks and forwards patched onto an instance come along and get the clone's modules, so calling it does what calling
-    the module in evaluation mode does, without ``torch.compile``. Modes, hooks and attributes of either can change
-    without the other's. Only what a patched function holds in its closure is still the original's.
+    Hooks and patched forwards of an instance are rebound to the clone, so calling it does what calling the module in
+    evaluation mode does, without ``torch.compile``. Modes, hooks and attributes are independent of the original's. Only
+    what a patched function holds in its closure still belongs to the original.
     """
     clones = {id(part): type(part).__new__(type(part)) for part in module.modules()}
     for part in module.modules():
@@ -27,7 +27,7 @@ def evaluation_clone(module: Network) -> Network:
 
 
 def _attribute(value: Any, clones: dict[int, nn.Module]) -> Any:
-    """The clone's own: tables (children, parameters, hooks) are copies, so that a change to one is not to the other."""
+    """An attribute of the clone: containers (children, parameters, hooks) are copied, so that they are independent."""
     if type(value) in (dict, OrderedDict):
         return type(value)((name, _bound(entry, clones)) for name, entry in value.items())
     if type(value) in (list, tuple):
@@ -36,9 +36,9 @@ def _attribute(value: Any, clones: dict[int, nn.Module]) -> Any:
 
 
 def _bound(value: Any, clones: dict[int, nn.Module]) -> Any:
-    """A module, or what is bound to one, as the clone has it."""
+    """A module, or what is bound to one, replaced by its clone."""
     if isinstance(value, nn.Module):
-        inner = value._modules.get("_orig_mod", value)  # a torch.compile'd part is read through
+        inner = value._modules.get("_orig_mod", value)  # a torch.compile'd part is unwrapped
         return clones.get(id(inner), inner)
     if isinstance(value, MethodType):
         return MethodType(value.__func__, _bound(value.__self__, clones))

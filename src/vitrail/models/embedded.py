@@ -25,14 +25,14 @@ FOLDER = Path(str(files("vitrail"))) / "weights"
 @lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
     """The embedded models."""
-    found = sorted(path.stem for path in FOLDER.glob("*.json"))
-    return tuple(name for name in found if (FOLDER / card(name)["weights"]).is_file())
+    cards = sorted(path.stem for path in FOLDER.glob("*.json"))
+    return tuple(name for name in cards if (FOLDER / card(name)["weights"]).is_file())
 
 
 def card(name: str) -> dict[str, Any]:
     """What is known of an embedded model: architecture, preprocessing, data, recipe, accuracy, limits, licence."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return content
 
 
 def load_embedded(name: str | None = None) -> View:

@@ -16,7 +16,7 @@ from vitrail.models.view import View
 
 
 def is_hierarchical(module: nn.Module) -> bool:
-    """Whether the module is one of the Swin classifiers known here."""
+    """Whether the module is a supported Swin classifier."""
     name = type(module).__name__
     return (
         (timm.is_timm(module) and name in timm.HIERARCHICAL)
@@ -27,18 +27,18 @@ def is_hierarchical(module: nn.Module) -> bool:
 
 @dataclass(eq=False, repr=False)
 class Hierarchical(View):
-    """Windows move and patches merge: there is no fixed token grid, so only black-box methods and CAMs apply.
+    """Windows shift and patches merge, so there is no fixed token grid: only black-box methods and CAMs apply.
 
-    Every forward pass runs on a clone of the module in evaluation mode that shares its weights, so the view follows the
-    present weights, leaves the module alone and may be used by several threads at once.
+    Every forward pass runs on a clone of the module in evaluation mode that shares its weights, so the view uses the
+    current weights, never changes the module and is thread-safe.
     """
 
     def __post_init__(self) -> None:
-        """Refuses a network that cannot be explained now, not at the first call."""
+        """Refuses an unsupported network now, not at the first call."""
         stem = next((m for m in self.module.modules() if isinstance(m, nn.Conv2d)), None)
         if stem is not None and stem.in_channels != 3:
             raise self._refuse(f"it takes {stem.in_channels} colour channels, but only RGB models can be explained")
-        if self.device.type == "meta":  # it has no weights: it can be described, but not run
+        if self.device.type == "meta":  # no weights: it can be described, but not run
             return
         height, width = self.size
         try:
@@ -73,11 +73,11 @@ class Hierarchical(View):
         stages = [{id(p) for p in stage.parameters()} for stage in self.stages]
         stage = -1  # before the first, where the patches are embedded
         for parameter in self.module.parameters():
-            own = next((i for i, inside in enumerate(stages) if id(parameter) in inside), None)
-            if own is not None:
-                stage = own
-            if own is not None or stage >= 0:
-                layers[stage if own is not None else stage + 1].append(parameter.detach())
+            index = next((i for i, inside in enumerate(stages) if id(parameter) in inside), None)
+            if index is not None:
+                stage = index
+            if index is not None or stage >= 0:
+                layers[stage if index is not None else stage + 1].append(parameter.detach())
         return layers
 
     def logits(self, images: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def describe(
         why = (
             "it has no classification head: give head= and pool="
             if kind in BACKBONES
-            else "it is not a known classifier"
+            else "it is not a supported classifier"
         )
         raise refuse(module, why)
     backbone = _backbone(module)
@@ -75,12 +75,12 @@ def describe(
     grid = (size[0] // embedding.weight.shape[-2], size[1] // embedding.weight.shape[-1])
     rope, shared = _rope(backbone, size, embedding.weight), _shared_bias(backbone, grid)
     blocks = tuple(_block(layer, rope, shared, grid) for layer in _layers(backbone))
-    own = _head(module, backbone) if head is None else _probe(backbone, head, pool)
-    return parts.Architecture(embedding, blocks, own)
+    classifier_head = _head(module, backbone) if head is None else _probe(backbone, head, pool)
+    return parts.Architecture(embedding, blocks, classifier_head)
 
 
 def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
-    """What the network computes; with ``head``, from the tokens of its backbone or what that pools."""
+    """The network's own logits; with ``head``, those of the head on the backbone's tokens or its pooled output."""
     resized = {} if tuple(images.shape[-2:]) == native_size(module) else {"interpolate_pos_encoding": True}
     options = {"return_dict": True} | ({} if adapts_to_input(module) else resized)
     if head is None:
@@ -109,9 +109,9 @@ def takes_other_sizes(module: Any) -> bool:
 
 
 def adapts_to_input(module: Any) -> bool:
-    """Whether it takes another size without being told to interpolate, as DINOv2, DINOv3 and BEiT do."""
-    told = inspect.signature(type(_backbone(module).embeddings).forward).parameters
-    return takes_other_sizes(module) and "interpolate_pos_encoding" not in told
+    """Whether it interpolates its positions without being asked to, as DINOv2, DINOv3 and BEiT do."""
+    parameters = inspect.signature(type(_backbone(module).embeddings).forward).parameters
+    return takes_other_sizes(module) and "interpolate_pos_encoding" not in parameters
 
 
 def _backbone(module: Any) -> Any:
@@ -126,7 +126,7 @@ def _first(module: Any, *names: str) -> Any:
     for name in names:
         if hasattr(module, name):
             return getattr(module, name)
-    raise refuse(module, f"none of its parts {', '.join(names)} is there; upgrade to transformers ≥ 5.22")
+    raise refuse(module, f"it has none of the parts {', '.join(names)}; upgrade to transformers ≥ 5.22")
 
 
 def _layers(backbone: Any) -> Any:
@@ -142,20 +142,19 @@ def _embedding(backbone: Any, size: tuple[int, int]) -> parts.Embedding:
     check_dropout(source, "dropout")
     positioned = _positioned_tokens(source)
     registers = getattr(source, "register_tokens", None)
-    found = [*positioned, *([] if registers is None else [registers])]
-    prefix = prefix_tokens(*found) if found else convolution.weight.new_zeros(0, conv.out_channels)
+    tokens = [*positioned, *([] if registers is None else [registers])]
+    prefix = prefix_tokens(*tokens) if tokens else convolution.weight.new_zeros(0, conv.out_channels)
     count = (size[0] // conv.kernel_size[0]) * (size[1] // conv.kernel_size[1])
     table = _position_table(source, conv.weight, len(positioned), count, size)
     if table is not None and registers is not None:  # registers stand after the class token and have no position
         gap = table.new_zeros(1, registers.shape[1], table.shape[-1])
         table = torch.cat([table[:, : len(positioned)], gap, table[:, len(positioned) :]], dim=1)
     return parts.Embedding(
-        convolution.weight,
-        convolution.bias,
-        prefix,
-        positions(table, prefix.shape[0], count),
-        None,
-        norm(getattr(backbone, "pre_layrnorm", None)),
+        weight=convolution.weight,
+        bias=convolution.bias,
+        prefix=prefix,
+        positions=positions(table, prefix.shape[0], count),
+        norm=norm(getattr(backbone, "pre_layrnorm", None)),
     )
 
 
@@ -177,9 +176,9 @@ def _position_table(source: Any, like: Tensor, extra: int, count: int, size: tup
     if table is None:
         return None
     table = table.detach()
-    own = getattr(source, "image_size", None)
-    own = (own, own) if isinstance(own, int) else own
-    if (own is not None and tuple(own) == size) or not hasattr(source, "interpolate_pos_encoding"):
+    native = getattr(source, "image_size", None)
+    native = (native, native) if isinstance(native, int) else native
+    if (native is not None and tuple(native) == size) or not hasattr(source, "interpolate_pos_encoding"):
         return table
     with torch.no_grad():
         probe = like.new_zeros(1, count + extra, table.shape[-1])
@@ -209,23 +208,23 @@ def _relative_bias(source: Any, grid: tuple[int, int]) -> Tensor | None:
 
 def _block(layer: Any, rope: parts.Rope | None, shared: Tensor | None, grid: tuple[int, int]) -> parts.Block:
     check_dropout(layer, "dropout", "drop_path")
-    own = _relative_bias(getattr(layer, "relative_position_bias", None), grid)
-    bias = own if shared is None else shared if own is None else own + shared
+    block_bias = _relative_bias(getattr(layer, "relative_position_bias", None), grid)
+    bias = block_bias if shared is None else shared if block_bias is None else block_bias + shared
     return parts.Block(
-        needed_norm(_first(layer, "layernorm_before", "norm1", "layer_norm1")),
-        _attention(_first(layer, "attention", "self_attn"), rope, bias),
-        needed_norm(_first(layer, "layernorm_after", "norm2", "layer_norm2")),
-        _mlp(layer.mlp),
-        gamma(getattr(layer, "lambda_1", getattr(layer, "layer_scale1", None))),
-        gamma(getattr(layer, "lambda_2", getattr(layer, "layer_scale2", None))),
+        norm1=needed_norm(_first(layer, "layernorm_before", "norm1", "layer_norm1")),
+        attention=_attention(_first(layer, "attention", "self_attn"), rope, bias),
+        norm2=needed_norm(_first(layer, "layernorm_after", "norm2", "layer_norm2")),
+        mlp=_mlp(layer.mlp),
+        scale1=gamma(getattr(layer, "lambda_1", getattr(layer, "layer_scale1", None))),
+        scale2=gamma(getattr(layer, "lambda_2", getattr(layer, "layer_scale2", None))),
     )
 
 
 def _attention(attention: Any, rope: parts.Rope | None, bias: Tensor | None) -> parts.Attention:
     heads = _first(attention, "num_attention_heads", "num_heads")
     q, k, v = (linear(getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj"))
-    scale = float(_first(attention, "scaling", "scale"))
-    return parts.Attention(heads, q, k, v, linear(_first(attention, "o_proj", "out_proj")), scale, rope=rope, bias=bias)
+    proj, scale = linear(_first(attention, "o_proj", "out_proj")), float(_first(attention, "scaling", "scale"))
+    return parts.Attention(heads=heads, q=q, k=k, v=v, proj=proj, scale=scale, rope=rope, bias=bias)
 
 
 def _mlp(mlp: Any) -> parts.Mlp:
@@ -270,7 +269,7 @@ def _probe(backbone: Any, head: nn.Module, pool: str | None) -> parts.Head:
 
 
 def _pooler(backbone: Any, head: nn.Module) -> parts.Head:
-    """A head behind what the backbone gives as its ``pooler_output``."""
+    """A head on the backbone's ``pooler_output``."""
     final, kind = _final_norm(backbone), type(backbone).__name__
     if kind == "CLIPVisionModel":
         return classifier(head, None, "token", pooled_norm=norm(backbone.post_layernorm))
@@ -285,16 +284,17 @@ def _pooler(backbone: Any, head: nn.Module) -> parts.Head:
         return classifier(
             head, final, "token" if pooler.layernorm is None else "mean", pooled_norm=norm(pooler.layernorm)
         )
-    made = classifier(head, final, "token")
-    if made.dense is not None:
-        raise refuse(head, "behind a pooler only one linear layer is known")
-    return replace(made, dense=linear(pooler.dense), activation=activation(pooler.activation))
+    probe = classifier(head, final, "token")
+    if probe.dense is not None:
+        raise refuse(head, "after a pooler only a single linear layer is supported")
+    return replace(probe, dense=linear(pooler.dense), activation=activation(pooler.activation))
 
 
 def _attention_pool(pool: Any) -> parts.AttentionPool:
-    """SigLIP's: a learned query, attention, and an MLP beside it."""
+    """SigLIP's: a learned query, attention, and a residual MLP."""
     attention = pool.attention
     q, k, v, _ = fused_qkv(attention.in_proj_weight, attention.in_proj_bias)
-    scale = attention.head_dim**-0.5
-    mixing = parts.Attention(attention.num_heads, q, k, v, linear(attention.out_proj), scale)
+    mixing = parts.Attention(
+        heads=attention.num_heads, q=q, k=k, v=v, proj=linear(attention.out_proj), scale=attention.head_dim**-0.5
+    )
     return parts.AttentionPool(pool.probe.detach()[0], mixing, norm(pool.layernorm), _mlp(pool.mlp))

@@ -13,10 +13,10 @@ from torch import nn
 from vitrail.errors import VitrailError
 
 
-def read_labels(given: Sequence[str] | Mapping[Any, str] | str | Path, count: int) -> tuple[str, ...]:
+def read_labels(labels: Sequence[str] | Mapping[Any, str] | str | Path, count: int) -> tuple[str, ...]:
     """Class names in order, from a sequence, a mapping index → name, or a text (one per line) or JSON file."""
-    source = f"the file {given}" if isinstance(given, str | Path) else "labels"
-    values = _read_file(Path(given)) if isinstance(given, str | Path) else given
+    source = f"the file {labels}" if isinstance(labels, str | Path) else "labels"
+    values = _read_file(Path(labels)) if isinstance(labels, str | Path) else labels
     if not isinstance(values, Iterable) or isinstance(values, Set):
         raise VitrailError(f"labels must be a list, a mapping or a file, but got {type(values).__name__}.")
     if isinstance(values, Mapping):

@@ -24,8 +24,8 @@ from vitrail.models.view import Output, View
 from vitrail.models.wrapping import as_pair, outline, wrap
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-FOLDERS = (".", "/", "~")  # how a folder begins where a name of the hub could stand
-UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")  # in Python's refusal of an argument
+FOLDERS = (".", "/", "~")  # how a local folder starts, as opposed to a name on the hub
+UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")  # in the message of a TypeError
 
 
 @torch.inference_mode(False)  # weights made in inference mode could never be explained by gradients
@@ -50,18 +50,27 @@ def load(
         checkpoint: a file with the weights (safetensors or torch).
         labels: class names, or a file of them.
         pretrained: fetch weights; by default yes, unless ``checkpoint`` is given.
-        num_classes: size of the head, where ``checkpoint`` or ``labels`` do not tell it.
-        img_size: input size, if not the model's usual one.
+        num_classes: size of the head, where ``checkpoint`` does not determine it.
+        img_size: input size, if not the model's default.
         output: "softmax" or "sigmoid"; None = as the model says.
-        device: "auto" = CUDA where there is one.
+        device: "auto" = CUDA if available.
         dtype: "auto" = float32.
         model_args: passed on to the library that builds the model.
     """
     if name is not None and not isinstance(name, str):
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
-    device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # wrong ones are told before any work
+    device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # refuse wrong ones before any work
     view_args = {"labels": labels, "output": output}
-    request = LoadRequest(name or "", checkpoint, pretrained, num_classes, img_size, view_args, model_args, device)
+    request = LoadRequest(
+        name=name or "",
+        checkpoint=checkpoint,
+        pretrained=pretrained,
+        num_classes=num_classes,
+        img_size=img_size,
+        view_args=view_args,
+        model_args=model_args,
+        device=device,
+    )
     if name is None or name in embedded.names():
         request.refuse_for_embedded()
         view = embedded.load_embedded(name)
@@ -84,9 +93,9 @@ def as_view(model: View | nn.Module | str) -> View:
     return load(model) if isinstance(model, str) else wrap(model)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadRequest:
-    """What ``load`` was asked for."""
+    """The arguments of a ``load`` call."""
 
     name: str
     checkpoint: str | Path | None
@@ -123,8 +132,8 @@ class LoadRequest:
             labels = str(Path(labels).resolve())
         elif labels is not None:
             labels = dict(labels) if isinstance(labels, Mapping) else list(labels)
-        given = {
-            "name": self._found_anywhere() or None,
+        arguments = {
+            "name": self._absolute_name() or None,
             "checkpoint": None if self.checkpoint is None else str(Path(self.checkpoint).resolve()),
             "pretrained": self.pretrained,
             "num_classes": self.num_classes,
@@ -133,19 +142,19 @@ class LoadRequest:
             "output": self.view_args["output"],
             **self.model_args,
         }
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in arguments.items() if value is not None}
 
-    def _found_anywhere(self) -> str:
-        """The name, a folder in it seen from the root."""
+    def _absolute_name(self) -> str:
+        """The name, with an absolute path where it holds a folder."""
         folder = self.name.removeprefix("hf:")
         if self.name.startswith("hf:") and folder.startswith(FOLDERS):
             return f"hf:{Path(folder).expanduser().resolve()}"
         return self.name
 
     def refuse_for_embedded(self) -> None:
-        given = sorted(set(self.spec()) - {"name"})
-        if given:
-            raise VitrailError(f"an embedded model takes no {', '.join(given)}: name another model to use it with.")
+        arguments = sorted(set(self.spec()) - {"name"})
+        if arguments:
+            raise VitrailError(f"an embedded model takes no {', '.join(arguments)}: name another model to use it with.")
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -187,13 +196,13 @@ def _load_timm(request: LoadRequest) -> View:
 
 def _trained_size(module: Any, state: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
     """The square input size that a checkpoint's positions are for, if not the module's own."""
-    own, given = getattr(module, "pos_embed", None), state.get("pos_embed")
-    if own is None or given is None or own.shape == given.shape or not hasattr(module, "set_input_size"):
+    expected, table = getattr(module, "pos_embed", None), state.get("pos_embed")
+    if expected is None or table is None or expected.shape == table.shape or not hasattr(module, "set_input_size"):
         return None
     prefix = 0 if getattr(module, "no_embed_class", False) else module.num_prefix_tokens
-    side = math.isqrt(max(given.shape[1] - prefix, 0))
+    side = math.isqrt(max(table.shape[1] - prefix, 0))
     patch = module.patch_embed.patch_size
-    return (side * patch[0], side * patch[1]) if side * side + prefix == given.shape[1] else None
+    return (side * patch[0], side * patch[1]) if side * side + prefix == table.shape[1] else None
 
 
 def _load_torchvision(request: LoadRequest) -> View:
@@ -218,19 +227,21 @@ def _load_torchvision(request: LoadRequest) -> View:
 
 
 def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: LoadRequest) -> None:
-    """The weights of the file into the model; a warning where weights are missing altogether."""
+    """Loads the weights of the file into the model; warns if the model or its head has random weights."""
     if state is not None:
         load_state(module, state, str(request.checkpoint))
         return
     if not request.wants_weights:
         warnings.warn(
-            f"{request.name} has random weights (pretrained=False): its explanations mean nothing.", stacklevel=5
+            f"{request.name} has random weights (pretrained=False): its explanations are meaningless.", stacklevel=5
         )
         return
     config = getattr(module, "pretrained_cfg", None) or {}
-    trained, own = config.get("num_classes"), getattr(module, "num_classes", None)
-    if trained is not None and trained != own:
-        warnings.warn(f"{request.name} has a random head: {own} classes, its weights have {trained}.", stacklevel=5)
+    trained, num_classes = config.get("num_classes"), getattr(module, "num_classes", None)
+    if trained is not None and trained != num_classes:
+        warnings.warn(
+            f"{request.name} has a random head: {num_classes} classes, its weights have {trained}.", stacklevel=5
+        )
 
 
 def _load_huggingface(request: LoadRequest) -> View:
@@ -246,7 +257,7 @@ def _load_huggingface(request: LoadRequest) -> View:
     if arguments.pop("trust_remote_code", False):
         raise _remote_code(name)
     if request.num_classes is not None:
-        raise VitrailError(f"{name} has the classes of its own head; num_classes= is for timm and torchvision models.")
+        raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     with _quiet_transformers(local=Path(source).is_dir()):
         module, info = _fetch(
             name,
@@ -268,7 +279,7 @@ def _load_huggingface(request: LoadRequest) -> View:
 
 @contextmanager
 def _quiet_transformers(local: bool) -> Iterator[None]:
-    """What transformers would report is told by our own errors; a bar is shown for downloads only."""
+    """Silences the log of transformers: our errors report its failures. A progress bar is shown for downloads only."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -300,9 +311,7 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
     except Exception as error:
         unknown = UNKNOWN.search(str(error)) if isinstance(error, TypeError) else None
         if unknown:
-            raise VitrailError(
-                f"{name} takes no argument {unknown[1]!r}: check how it is spelt, or leave it out."
-            ) from error
+            raise VitrailError(f"{name} takes no argument {unknown[1]!r}: check its spelling, or remove it.") from error
         if "trust_remote_code" in str(error):
             raise _remote_code(name) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -314,7 +323,7 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
 
 def _remote_code(name: str) -> VitrailError:
     return VitrailError(
-        f"{name} needs code of its own (trust_remote_code), which load() never runs: if you trust it, build the model "
+        f"{name} needs custom code (trust_remote_code), which load() never runs: if you trust it, build the model "
         f"with transformers and give it to vitrail.wrap."
     )
 
@@ -347,8 +356,8 @@ def _check_has_head(name: str, num_classes: int | None) -> None:
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if num_classes is not None or config is None or classes(name):
         return
-    told = ", ".join(with_head(name)[:6]) or "none in timm"
+    alternatives = ", ".join(with_head(name)[:6]) or "none in timm"
     raise VitrailError(
-        f"{name} is a backbone: its default weights have no classes. Weights with a head: {told}. Or bring a head of "
-        f"your own: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE."
+        f"{name} is a backbone: its default weights have no classes. Weights with a head: {alternatives}. Or bring "
+        f"your own head: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE."
     )

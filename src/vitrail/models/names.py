@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-# timm files whose models can be seen through, and the names among them whose blocks cannot be written as operations.
+# timm modules whose models are supported, and the names among them whose blocks are not.
 PLAIN = ("vision_transformer", "deit", "eva", "beit")
 HIERARCHICAL = ("swin_transformer", "swin_transformer_v2")
 REFUSED = re.compile(
@@ -27,8 +27,8 @@ def tags(name: str) -> list[str]:
     """The full names (with tag) of the weights that timm has for a name."""
     import timm
 
-    found: list[str] = timm.list_pretrained(f"{name.partition('.')[0]}.*")
-    return found
+    names: list[str] = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+    return names
 
 
 def with_head(name: str) -> list[str]:
@@ -37,12 +37,12 @@ def with_head(name: str) -> list[str]:
 
     stem = re.sub(r"(_\d+)+$", "", name.partition(".")[0])
     patterns = (f"{name.partition('.')[0]}.*", f"{stem}_*", f"{'_'.join(stem.split('_')[:2])}_*")
-    found = [n for pattern in patterns for n in timm.list_pretrained(pattern)]
-    return [n for n in dict.fromkeys(found) if classes(n) >= 1000 and kind_of_view(n)]
+    names = [n for pattern in patterns for n in timm.list_pretrained(pattern)]
+    return [n for n in dict.fromkeys(names) if classes(n) >= 1000 and kind_of_view(n)]
 
 
 def classes(name: str) -> int:
-    """How many classes the (default) weights of a timm name have; 0 if none or unknown."""
+    """Number of classes of the (default) weights of a timm name; 0 if none or unknown."""
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)

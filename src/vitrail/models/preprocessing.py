@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.geometry import Box, clip_box
 
 Triple: TypeAlias = tuple[float, float, float]
-Box: TypeAlias = tuple[float, float, float, float]
 Interpolation: TypeAlias = Literal["bicubic", "bilinear", "nearest", "lanczos"]
 Fit: TypeAlias = Literal["crop", "squash", "border"]
 Arithmetic: TypeAlias = Literal["torchvision", "hf_pil", "hf_torchvision", "hf_torchvision_float"]
@@ -32,14 +32,14 @@ _MAX_RESIZED_PIXELS = 64_000_000
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The steps from an RGB picture to a model input.
+    """The steps from an RGB image to a model input.
 
     `size` is the (height, width) of the input. `fit` "crop" scales the shorter edge and cuts the middle, "squash"
     ignores the aspect ratio, "border" scales the longer edge and pads. The image is scaled to `size / crop_pct`, or
     to `resize`: the shorter edge for "crop", (height, width) for "squash".
     `arithmetic` names the code whose rounding is copied ("torchvision" is timm's too).
-    `dropped` rows and columns at the lower and right edge come on top of `size`: the library makes them, the network
-    cuts its patches from `size` alone.
+    `dropped` rows and columns at the lower and right edge come on top of `size`: the library's transform returns them,
+    but the network cuts its patches from `size` alone.
     """
 
     size: tuple[int, int]
@@ -72,11 +72,11 @@ class Preprocess:
 
     @classmethod
     def from_timm(cls, data_config: Mapping[str, Any]) -> "Preprocess":
-        """Read timm's `resolve_model_data_config(model)`; the result equals timm's evaluation transform."""
+        """Reads timm's `resolve_model_data_config(model)`; the result equals timm's evaluation transform."""
         channels, height, width = data_config["input_size"]
         if channels != 3:
             raise VitrailError(
-                f"The model takes {channels} colour channels, expected 3: only RGB models are supported."
+                f"the model takes {channels} colour channels, expected 3: only RGB models are supported."
             )
         mode = data_config.get("crop_mode") or "center"
         # timm's own default for a missing crop_pct, and its fallback for an unknown crop mode.
@@ -88,43 +88,43 @@ class Preprocess:
             # timm does not pass its interpolation on to the resize of non-square inputs.
             interpolation = "bilinear"
         return cls(
-            (height, width),
-            _triple(data_config.get("mean", IMAGENET_MEAN)),
-            _triple(data_config.get("std", IMAGENET_STD)),
-            interpolation,
-            fit,
-            crop_pct,
+            size=(height, width),
+            mean=_triple(data_config.get("mean", IMAGENET_MEAN)),
+            std=_triple(data_config.get("std", IMAGENET_STD)),
+            interpolation=interpolation,
+            fit=fit,
+            crop_pct=crop_pct,
         )
 
     @classmethod
     def from_torchvision(cls, transforms: Any) -> "Preprocess":
-        """Read the `weights.transforms()` object of a torchvision classifier."""
+        """Reads the `weights.transforms()` object of a torchvision classifier."""
         try:
             crop, resize = list(transforms.crop_size), list(transforms.resize_size)
             mean, std, interpolation = transforms.mean, transforms.std, transforms.interpolation.value
         except (AttributeError, TypeError) as error:
             raise VitrailError(
-                f"Cannot read transforms of class {type(transforms).__name__}: expected the `weights.transforms()` "
+                f"cannot read transforms of class {type(transforms).__name__}: expected the `weights.transforms()` "
                 "of a torchvision classifier."
             ) from error
         size = (crop[0], crop[-1])
         exact = len(resize) == 2
         return cls(
-            size,
-            _triple(mean),
-            _triple(std),
-            interpolation,
-            "squash" if exact else "crop",
+            size=size,
+            mean=_triple(mean),
+            std=_triple(std),
+            interpolation=interpolation,
+            fit="squash" if exact else "crop",
             resize=(resize[0], resize[1]) if exact else resize[0],
         )
 
     @classmethod
     def from_huggingface(cls, processor: Any, image_size: int | tuple[int, int] | None = None) -> "Preprocess":
-        """Read a Hugging Face image processor.
+        """Reads a Hugging Face image processor.
 
         Args:
-            processor: The image processor, of either backend (PIL or torchvision).
-            image_size: The model's input (height, width), used where the processor does not fix one.
+            processor: the image processor, of either backend (PIL or torchvision).
+            image_size: the model's input (height, width), used where the processor does not fix one.
         """
         config: dict[str, Any] = processor.to_dict()
         if config.get("do_pad"):
@@ -133,35 +133,35 @@ class Preprocess:
         mean, std = _huggingface_colours(config)
         resample = config.get("resample")
         return cls(
-            size,
-            mean,
-            std,
-            cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
-            fit,
+            size=size,
+            mean=mean,
+            std=std,
+            interpolation=cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
+            fit=fit,
             resize=resize,
             arithmetic=_huggingface_arithmetic(processor),
         )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
-        """Rebuild from `to_dict`, also after a round trip through JSON."""
+        """Rebuilds from `to_dict`, also after a round trip through JSON."""
         names = {field.name for field in fields(cls)}
         if not names >= values.keys() >= {"size"}:
             raise VitrailError(
-                f"Preprocessing has the keys {sorted(values)}, expected size and others of {sorted(names)}."
+                f"preprocessing has the keys {sorted(values)}, expected size and others of {sorted(names)}."
             )
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
-        return cls(**given)
+        return cls(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as values that JSON can hold; without `dropped` where nothing is."""
-        found = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return found if any(self.dropped) else {name: value for name, value in found.items() if name != "dropped"}
+        """The fields as values that JSON can hold; without `dropped` where nothing is."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return values if any(self.dropped) else {name: value for name, value in values.items() if name != "dropped"}
 
     def resized(self, size: tuple[int, int]) -> "Preprocess":
-        """Return the same steps for another input (height, width): the same share of the image is seen."""
+        """The same steps for another input (height, width): the same share of the image is seen."""
         rows, columns = size[0] / self.size[0], size[1] / self.size[1]
         resize = self.resize
         if isinstance(resize, int):
@@ -171,21 +171,21 @@ class Preprocess:
         return replace(self, size=size, resize=resize)
 
     @property
-    def made(self) -> tuple[int, int]:
-        """The (height, width) that the library makes."""
+    def library_size(self) -> tuple[int, int]:
+        """(height, width) of what the library's own transform returns: `size` and what is `dropped`."""
         return self.size[0] + self.dropped[0], self.size[1] + self.dropped[1]
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Turn an RGB image into the normalised model input, float32 (3, height, width)."""
+        """Turns an RGB image into the normalised model input, float32 (3, height, width)."""
         rgb = image if image.mode == "RGB" else image.convert("RGB")
-        return self.seen(self.normalise(self._fitted(rgb)))
+        return self.trim(self.normalise(self._fitted(rgb)))
 
-    def seen(self, made: Tensor) -> Tensor:
-        """Cut what the library makes, (…, H, W), to what the network looks at."""
-        return made[..., : self.size[0], : self.size[1]] if made.shape[-2:] == self.made else made
+    def trim(self, images: Tensor) -> Tensor:
+        """Cuts what the library's own transform returns, (…, H, W), to the part that the network uses."""
+        return images[..., : self.size[0], : self.size[1]] if images.shape[-2:] == self.library_size else images
 
     def box(self, image_size: tuple[int, int]) -> Box:
-        """Return the (left, top, right, bottom) that the model input covers, in pixels of the original image.
+        """The (left, top, right, bottom) that the model input covers, in pixels of the original image.
 
         Args:
             image_size: (width, height) of the original. The box exceeds it where the input is padded.
@@ -196,10 +196,10 @@ class Preprocess:
         return left * across, top * down, (left + self.size[1]) * across, (top + self.size[0]) * down
 
     def mask(self, mask: NDArray[np.bool_]) -> Tensor:
-        """Carry a mask of the original image to the model input, bool (height, width).
+        """Carries a mask of the original image to the model input, bool (height, width).
 
         Each pixel of the input takes the value of the original's pixel that its centre falls on ("nearest-exact");
-        outside the picture it is False.
+        outside the image it is False.
 
         Args:
             mask: (height, width) of the upright original, bool.
@@ -207,7 +207,7 @@ class Preprocess:
         original = np.asarray(mask)
         if original.ndim != 2 or original.size == 0 or original.dtype != np.bool_:
             raise VitrailError(
-                f"A mask of shape {original.shape} and type {original.dtype} was given, expected (height, width) of "
+                f"a mask of shape {original.shape} and type {original.dtype} was given, expected (height, width) of "
                 "the original image, bool."
             )
         height, width = original.shape
@@ -218,9 +218,9 @@ class Preprocess:
         return torch.from_numpy(original[np.ix_(rows, columns)] & np.outer(seen_rows, seen_columns))
 
     def boxes(self, boxes: Iterable[Box], image_size: tuple[int, int]) -> list[Box]:
-        """Carry boxes of the original image to the model input, in its pixels.
+        """Carries boxes of the original image to the model input, in its pixels.
 
-        Each is clipped to the part of the picture that the input shows, and left out when nothing of it remains.
+        Each is clipped to the part of the image that the input shows, and left out when nothing of it remains.
 
         Args:
             boxes: (x0, y0, x1, y1) in pixels of the upright original, x1 and y1 exclusive.
@@ -229,22 +229,23 @@ class Preprocess:
         (left, top, right, bottom), (rows, columns) = self.box(image_size), self.size
         across, down = columns / (right - left), rows / (bottom - top)
         carried = []
-        for x0, y0, x1, y1 in boxes:
-            low_x, low_y = max((max(x0, 0) - left) * across, 0.0), max((max(y0, 0) - top) * down, 0.0)
-            high_x = min((min(x1, image_size[0]) - left) * across, float(columns))
-            high_y = min((min(y1, image_size[1]) - top) * down, float(rows))
-            if low_x < high_x and low_y < high_y:
-                carried.append((low_x, low_y, high_x, high_y))
+        for box in boxes:
+            if (visible := clip_box(box, *image_size)) is None:
+                continue
+            x0, y0, x1, y1 = visible
+            scaled = ((x0 - left) * across, (y0 - top) * down, (x1 - left) * across, (y1 - top) * down)
+            if (part := clip_box(scaled, columns, rows)) is not None:
+                carried.append(part)
         return carried
 
     def normalise(self, rgb: Tensor) -> Tensor:
-        """Normalise colours in 0…1, (…, 3, H, W)."""
+        """Normalises colours in 0…1, (…, 3, H, W)."""
         return (rgb - self._column(self.mean, rgb)) / self._column(self.std, rgb)
 
     def denormalise(self, tensor: Tensor) -> Image.Image:
-        """Turn a normalised (3, H, W) tensor back into a picture."""
+        """Turns a normalised (3, H, W) tensor back into an image."""
         if tensor.ndim != 3 or tensor.shape[0] != 3:
-            raise VitrailError(f"A tensor of shape {tuple(tensor.shape)} was given, expected one image (3, H, W).")
+            raise VitrailError(f"a tensor of shape {tuple(tensor.shape)} was given, expected one image (3, H, W).")
         values = tensor.detach().to("cpu", torch.float32)
         rgb = values * self._column(self.std, values) + self._column(self.mean, values)
         return Image.fromarray((rgb.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous().numpy())
@@ -254,9 +255,9 @@ class Preprocess:
         return torch.tensor(triple, dtype=like.dtype, device=like.device).view(3, 1, 1)
 
     def _scaled_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Return the (width, height) of the whole image after scaling, before the crop."""
+        """The (width, height) of the whole image after scaling, before the crop."""
         width, height = image_size
-        target_height, target_width = (math.floor(edge / self.crop_pct) for edge in self.made)
+        target_height, target_width = (math.floor(edge / self.crop_pct) for edge in self.library_size)
         if self.fit == "squash":
             if isinstance(self.resize, tuple):
                 target_height, target_width = self.resize
@@ -271,8 +272,8 @@ class Preprocess:
         return max(1, round(width / ratio)), max(1, round(height / ratio))
 
     def _corner(self, scaled_size: tuple[int, int]) -> tuple[int, int]:
-        """Return the (left, top) of the model input in the scaled image, negative where it is padded."""
-        margins = scaled_size[0] - self.made[1], scaled_size[1] - self.made[0]
+        """The (left, top) of the model input in the scaled image, negative where it is padded."""
+        margins = scaled_size[0] - self.library_size[1], scaled_size[1] - self.library_size[0]
         if self.arithmetic == "hf_pil":
             return margins[0] // 2, margins[1] // 2
         if self.arithmetic == "torchvision":
@@ -284,19 +285,19 @@ class Preprocess:
         """Scale, crop and pad: colours in 0…1, (3, height, width) as the library makes them."""
         scaled_size = self._scaled_size(image.size)
         left, top = self._corner(scaled_size)
-        height, width = self.made
+        height, width = self.library_size
         if scaled_size[0] * scaled_size[1] > _MAX_RESIZED_PIXELS:
-            seen = self._sampled_inside(image, scaled_size, left, top)
+            visible = self._sampled_inside(image, scaled_size, left, top)
         else:
             scaled = self._scaled(image, scaled_size)
-            seen = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-        if seen.shape[1:] == (height, width):
-            return seen
+            visible = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+        if visible.shape[1:] == (height, width):
+            return visible
         canvas = torch.zeros(3, height, width, dtype=torch.float32, device="cpu")
         if self.fit == "border":
             canvas += canvas.new_tensor([round(255 * value) for value in self.mean]).view(3, 1, 1) / 255
         rows, columns = max(-top, 0), max(-left, 0)
-        canvas[:, rows : rows + seen.shape[1], columns : columns + seen.shape[2]] = seen
+        canvas[:, rows : rows + visible.shape[1], columns : columns + visible.shape[2]] = visible
         return canvas
 
     def _scaled(self, image: Image.Image, size: tuple[int, int]) -> Tensor:
@@ -316,8 +317,11 @@ class Preprocess:
         return resized(torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()).float() / 255
 
     def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
-        """Sample only the part of a huge scaled image that the crop shows."""
-        right, bottom = min(left + self.made[1], scaled_size[0]), min(top + self.made[0], scaled_size[1])
+        """Samples only the part of a huge scaled image that the crop shows."""
+        right, bottom = (
+            min(left + self.library_size[1], scaled_size[0]),
+            min(top + self.library_size[0], scaled_size[1]),
+        )
         left, top = max(left, 0), max(top, 0)
         across, down = image.width / scaled_size[0], image.height / scaled_size[1]
         box = (left * across, top * down, min(right * across, image.width), min(bottom * down, image.height))
@@ -326,9 +330,9 @@ class Preprocess:
 
 
 def _nearest(start: int, count: int, edge: int, scaled_edge: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return which original pixel each of `count` scaled pixels falls on, and which of them lie in the picture."""
+    """Which original pixel each of `count` scaled pixels falls on, and which of them lie in the image."""
     scaled = np.arange(start, start + count)
-    # Whole numbers: the centre may fall exactly between two pixels, where rounding would decide.
+    # Integers: the centre may fall exactly between two pixels, where rounding would decide.
     original = (2 * scaled + 1) * edge // (2 * scaled_edge)
     return original.clip(0, edge - 1), (original >= 0) & (original < edge)
 
@@ -340,7 +344,7 @@ def _to_tensor(image: Image.Image) -> Tensor:
 def _huggingface_geometry(
     config: Mapping[str, Any], name: str, image_size: int | tuple[int, int] | None
 ) -> tuple[tuple[int, int], Fit, int | tuple[int, int] | None]:
-    """Return (input size, fit, resize) of an image processor's configuration."""
+    """(input size, fit, resize) of an image processor's configuration."""
     model_size = (image_size, image_size) if isinstance(image_size, int) else image_size
     crop = _pair(config.get("crop_size")) if config.get("do_center_crop") else None
     resize = config.get("size") if config.get("do_resize", True) else None
@@ -358,7 +362,7 @@ def _huggingface_geometry(
 
 
 def _huggingface_colours(config: Mapping[str, Any]) -> tuple[Triple, Triple]:
-    """Return the (mean, std) that act on colours in 0…1 as the processor's rescaling and normalisation do."""
+    """The (mean, std) that act on colours in 0…1 as the processor's rescaling and normalisation do."""
     scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     if config.get("do_normalize", True):
@@ -382,7 +386,7 @@ def _pair(size: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 
 def _triple(values: Any) -> Triple:
-    """Return three floats from three numbers, or from one for all colours."""
+    """Three floats from three numbers, or from one for all colours."""
     numbers = [float(value) for value in values] if np.iterable(values) else [float(values)]
     if len(numbers) == 1:
         numbers *= 3
@@ -400,4 +404,4 @@ def _is_size(value: object) -> bool:
 
 
 def _wrong(name: str, value: object, expected: str) -> VitrailError:
-    return VitrailError(f"Preprocessing has {name} = {value!r}, expected {expected}.")
+    return VitrailError(f"preprocessing has {name} = {value!r}, expected {expected}.")

@@ -55,7 +55,7 @@ def describe(
 
 
 def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
-    """What the network computes; with ``head``, from what it pools, or from its tokens where it pools otherwise."""
+    """The network's own logits; with ``head``, those of the head on what the network pools, or on its pooled tokens."""
     if head is None:
         return module(images)
     if isinstance(module.head, nn.Identity) and pool == module.global_pool and not hasattr(module, "head_dist"):
@@ -93,22 +93,24 @@ def _embedding(module: Any, size: tuple[int, int]) -> parts.Embedding:
         raise refuse(patch, "only a plain patch convolution can embed the image (no hybrid stem)")
     convolution = patch_convolution(patch.proj)
     tokens = [module.cls_token, getattr(module, "dist_token", None), getattr(module, "reg_token", None)]
-    found = [t for t in tokens if t is not None]
-    prefix = prefix_tokens(*found) if found else convolution.weight.new_zeros(0, patch.proj.out_channels)
+    present = [t for t in tokens if t is not None]
+    prefix = prefix_tokens(*present) if present else convolution.weight.new_zeros(0, patch.proj.out_channels)
     grid = (size[0] // patch.proj.kernel_size[0], size[1] // patch.proj.kernel_size[1])
     table = module.pos_embed
     if table is not None and takes_other_sizes(module):
         from timm.layers import resample_abs_pos_embed
 
-        own = 0 if module.no_embed_class else prefix.shape[0]
-        table = resample_abs_pos_embed(table, new_size=list(grid), old_size=patch.grid_size, num_prefix_tokens=own)
+        positioned = 0 if module.no_embed_class else prefix.shape[0]
+        table = resample_abs_pos_embed(
+            table, new_size=list(grid), old_size=patch.grid_size, num_prefix_tokens=positioned
+        )
     return parts.Embedding(
-        convolution.weight,
-        convolution.bias,
-        prefix,
-        positions(table, prefix.shape[0], grid[0] * grid[1]),
-        norm(patch.norm),
-        norm(getattr(module, "norm_pre", None)),
+        weight=convolution.weight,
+        bias=convolution.bias,
+        prefix=prefix,
+        positions=positions(table, prefix.shape[0], grid[0] * grid[1]),
+        patch_norm=norm(patch.norm),
+        norm=norm(getattr(module, "norm_pre", None)),
     )
 
 
@@ -135,12 +137,12 @@ def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> p
         )
     check_dropout(block, "drop_path1", "drop_path2")
     return parts.Block(
-        needed_norm(block.norm1),
-        _attention(block.attn, rope, shared_bias),
-        needed_norm(block.norm2),
-        _mlp(block.mlp),
-        gamma(block.gamma_1 if hasattr(block, "gamma_1") else block.ls1),
-        gamma(block.gamma_2 if hasattr(block, "gamma_2") else block.ls2),
+        norm1=needed_norm(block.norm1),
+        attention=_attention(block.attn, rope, shared_bias),
+        norm2=needed_norm(block.norm2),
+        mlp=_mlp(block.mlp),
+        scale1=gamma(block.gamma_1 if hasattr(block, "gamma_1") else block.ls1),
+        scale2=gamma(block.gamma_2 if hasattr(block, "gamma_2") else block.ls2),
     )
 
 
@@ -148,26 +150,26 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
     if type(attention).__name__ not in ATTENTIONS:
         raise refuse(attention, "only plain softmax attention can be explained (no differential or windowed one)")
     if getattr(attention, "gate", None) is not None or getattr(attention, "num_kv_groups", 1) > 1:
-        raise refuse(attention, "gated and grouped-query attention are not written as operations")
+        raise refuse(attention, "gated and grouped-query attention are not supported")
     check_dropout(attention, "attn_drop", "proj_drop")
     q, k, v, together = _qkv(attention)
     bias = shared_bias
     if getattr(attention, "relative_position_bias_table", None) is not None:
-        own = attention._get_rel_pos_bias()[0].detach()
-        bias = own if bias is None else own + bias
+        block_bias = attention._get_rel_pos_bias()[0].detach()
+        bias = block_bias if bias is None else block_bias + bias
     return parts.Attention(
-        attention.num_heads,
-        q,
-        k,
-        v,
-        linear(attention.proj),
-        _scale(attention, q.weight.shape[0] // attention.num_heads),
-        norm(getattr(attention, "q_norm", None)),
-        norm(getattr(attention, "k_norm", None)),
-        rope,
-        bias,
-        norm(getattr(attention, "norm", None)),
-        together,
+        heads=attention.num_heads,
+        q=q,
+        k=k,
+        v=v,
+        proj=linear(attention.proj),
+        scale=_scale(attention, q.weight.shape[0] // attention.num_heads),
+        q_norm=norm(getattr(attention, "q_norm", None)),
+        k_norm=norm(getattr(attention, "k_norm", None)),
+        rope=rope,
+        bias=bias,
+        norm=norm(getattr(attention, "norm", None)),
+        together=together,
     )
 
 
@@ -198,7 +200,7 @@ def _mlp(mlp: Any) -> parts.Mlp:
         first, second = linear(mlp.fc1, slice(half)), linear(mlp.fc1, slice(half, None))
         gate, up = (second, first) if mlp.gate_last else (first, second)
         return parts.Mlp(gate, linear(mlp.fc2), act, up, inner)
-    raise refuse(mlp, "only Mlp, GluMlp and SwiGLU are known")
+    raise refuse(mlp, "only Mlp, GluMlp and SwiGLU are supported")
 
 
 def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:
@@ -210,7 +212,7 @@ def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:
             return parts.Head(norm(module.norm), "pair", (linear(module.head), linear(module.head_dist)))
         head, pool = module.head, module.global_pool
         if pool not in POOLS:
-            raise refuse(module, f"global_pool={pool!r} is not known")
+            raise refuse(module, f"global_pool={pool!r} is not supported")
     elif pool not in POOLS or (pool == "token" and module.cls_token is None):
         raise no_pool(module, pool)
     if pool == "map" and getattr(module, "attn_pool", None) is None:
@@ -232,20 +234,20 @@ def _includes_prefix(module: Any, pool: str | None) -> bool:
 
 def _attention_pool(pool: Any) -> parts.AttentionPool:
     if type(pool).__name__ != "AttentionPoolLatent" or pool.pos_embed is not None or pool.latent_len != 1:
-        raise refuse(pool, "only a plain attention pool with one query is known")
+        raise refuse(pool, "only a plain attention pool with a single query is supported")
     check_dropout(pool, "proj_drop")
     width = pool.kv.in_features
     q = linear(pool.q) if isinstance(pool.q, nn.Linear) else parts.Linear(torch.eye(width).to(pool.latent))
     k, v = linear(pool.kv, slice(width)), linear(pool.kv, slice(width, None))
     attention = parts.Attention(
-        pool.num_heads,
-        q,
-        k,
-        v,
-        linear(pool.proj),
-        _scale(pool, pool.head_dim),
-        norm(pool.q_norm),
-        norm(pool.k_norm),
+        heads=pool.num_heads,
+        q=q,
+        k=k,
+        v=v,
+        proj=linear(pool.proj),
+        scale=_scale(pool, pool.head_dim),
+        q_norm=norm(pool.q_norm),
+        k_norm=norm(pool.k_norm),
     )
     return parts.AttentionPool(
         pool.latent.detach()[0], attention, norm(pool.norm), None if pool.mlp is None else _mlp(pool.mlp)

@@ -41,10 +41,10 @@ def describe(
     convolution, prefix = patch_convolution(module.conv_proj), prefix_tokens(module.class_token)
     count = module.encoder.pos_embedding.shape[1] - 1
     embedding = parts.Embedding(
-        convolution.weight,
-        convolution.bias,
-        prefix,
-        positions(module.encoder.pos_embedding, prefix.shape[0], count),
+        weight=convolution.weight,
+        bias=convolution.bias,
+        prefix=prefix,
+        positions=positions(module.encoder.pos_embedding, prefix.shape[0], count),
     )
     check_dropout(module.encoder, "dropout")
     blocks = tuple(_block(block) for block in module.encoder.layers)
@@ -56,7 +56,7 @@ def describe(
 
 
 def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
-    """What a clone of the network computes; with ``head``, from the tokens of its encoder."""
+    """The logits of a clone of the network; with ``head``, those of the head on the tokens of its encoder."""
     if head is None:
         return module(images)
     tokens: list[Tensor] = []
@@ -82,9 +82,9 @@ def _block(block: Any) -> parts.Block:
     if type(attention) is not nn.MultiheadAttention:
         raise refuse(attention, "only nn.MultiheadAttention can be explained")
     if len(mlp) != 5 or not (is_dropout(mlp[2]) and is_dropout(mlp[4])):
-        raise refuse(mlp, "only two linear layers with an activation and dropout are known")
+        raise refuse(mlp, "only two linear layers with an activation and dropout are supported")
     q, k, v, together = fused_qkv(attention.in_proj_weight, attention.in_proj_bias)
-    out, scale = linear(attention.out_proj), attention.head_dim**-0.5
-    mixing = parts.Attention(attention.num_heads, q, k, v, out, scale, together=together)
+    proj, scale = linear(attention.out_proj), attention.head_dim**-0.5
+    mixing = parts.Attention(heads=attention.num_heads, q=q, k=k, v=v, proj=proj, scale=scale, together=together)
     hidden = parts.Mlp(linear(mlp[0]), linear(mlp[3]), activation(mlp[1]))
     return parts.Block(needed_norm(block.ln_1), mixing, needed_norm(block.ln_2), hidden)

@@ -35,7 +35,7 @@ LIBRARIES = ("torch", "timm", "torchvision", "transformers")
 
 
 def refuse(thing: Any, why: str) -> VitrailError:
-    """The error for something the engine cannot write as its operations; names the class."""
+    """The error for a module that cannot be expressed in canonical parts; it names the class."""
     return VitrailError(
         f"{class_name(thing)} is not supported: {why}. Supported: {SUPPORTED}. A backbone without a head: "
         f'vitrail.wrap(backbone, head=nn.Linear(…), pool="token"|"avg"|"map"|"pooler").'
@@ -45,9 +45,7 @@ def refuse(thing: Any, why: str) -> VitrailError:
 def no_pool(module: nn.Module, pool: str | None) -> VitrailError:
     """The error for a way to pool that a backbone does not have."""
     part = {"token": "class token", "map": "attention pool", "pooler": "pooler"}.get(str(pool), f"pooling {pool!r}")
-    return VitrailError(
-        f"{class_name(module)} has no {part}, so head= cannot go with pool={pool!r}: give another way to pool."
-    )
+    return VitrailError(f"{class_name(module)} has no {part}, which pool={pool!r} needs: give another pool=.")
 
 
 def class_name(thing: Any) -> str:
@@ -58,7 +56,7 @@ def class_name(thing: Any) -> str:
 
 
 def is_of_library(module: nn.Module) -> bool:
-    """Whether the class is one of torch or of a library whose networks are known."""
+    """Whether the class is defined by torch or by a supported library."""
     return type(module).__module__.partition(".")[0] in LIBRARIES
 
 
@@ -69,11 +67,11 @@ def is_dropout(module: Any) -> bool:
 
 
 def check_dropout(owner: Any, *names: str) -> None:
-    """Refuses anything but dropout where the library has dropout: the view leaves these places out."""
+    """Refuses anything but dropout where the library has dropout: the view skips these modules."""
     for name in names:
         module = getattr(owner, name, None)
         if module is not None and not is_dropout(module):
-            raise refuse(module, f"it stands in {type(owner).__name__}.{name}, where only dropout is known")
+            raise refuse(module, f"it stands in {type(owner).__name__}.{name}, where only dropout is supported")
 
 
 def norm(module: nn.Module | None) -> parts.Norm | None:
@@ -83,7 +81,7 @@ def norm(module: nn.Module | None) -> parts.Norm | None:
     kind = type(module)
     known = isinstance(module, nn.LayerNorm) or kind.__name__ in ("RmsNorm", "RMSNorm")
     if not known or not (is_of_library(module) or kind.forward is nn.LayerNorm.forward):
-        raise refuse(module, "as a norm layer only LayerNorm and RMSNorm are known")
+        raise refuse(module, "the only supported norm layers are LayerNorm and RMSNorm")
     shape: Any = module.normalized_shape
     eps: Any = module.eps if module.eps is not None else torch.finfo(torch.float32).eps
     weight, bias = (_detached(getattr(module, name, None)) for name in ("weight", "bias"))
@@ -91,11 +89,11 @@ def norm(module: nn.Module | None) -> parts.Norm | None:
 
 
 def needed_norm(module: nn.Module) -> parts.Norm:
-    """The norm of a pre-norm block, which must be there."""
-    found = norm(module)
-    if found is None:
-        raise refuse(module, "a block without its norm is no pre-norm block")
-    return found
+    """The norm of a pre-norm block."""
+    layer = norm(module)
+    if layer is None:
+        raise refuse(module, "a pre-norm block needs its norm")
+    return layer
 
 
 def linear(module: nn.Module, rows: slice = slice(None)) -> parts.Linear:
@@ -127,11 +125,11 @@ def classifier(module: nn.Module, norm: parts.Norm | None, pool: parts.PoolKind,
     children = list(module) if type(module) is nn.Sequential else [module]
     layers = [child for child in children if not is_dropout(child)]
     if not layers:
-        raise refuse(module, "it is no classification head")
+        raise refuse(module, "it is not a classification head")
     if len(layers) == 3:
         options |= {"dense": linear(layers[0]), "activation": activation(layers[1])}
     elif len(layers) != 1:
-        raise refuse(module, "as a head only a linear layer is known, or two with an activation between them")
+        raise refuse(module, "a head must be a linear layer, or two with an activation between them")
     return parts.Head(norm, pool, (linear(layers[-1]),), **options)
 
 
@@ -149,7 +147,7 @@ def activation(module: Any) -> parts.Activation:
         return "gelu_tanh" if module.approximate == "tanh" else "gelu"
     name = type(module).__name__
     if name not in ACTIVATIONS:
-        raise refuse(module, f"as an activation only {', '.join(sorted(set(ACTIVATIONS.values())))} are known")
+        raise refuse(module, f"the supported activations are {', '.join(sorted(set(ACTIVATIONS.values())))}")
     return ACTIVATIONS[name]
 
 
@@ -159,7 +157,7 @@ def gamma(value: Any) -> Tensor | None:
         return None
     scale = next((getattr(value, name) for name in ("gamma", "lambda1") if hasattr(value, name)), value)
     if not isinstance(scale, Tensor):
-        raise refuse(value, "as a LayerScale only one factor per channel is known")
+        raise refuse(value, "a LayerScale must have one factor per channel")
     return scale.detach()
 
 

@@ -40,7 +40,7 @@ class View:
     output: Output = "softmax"
     spec: dict[str, Any] | None = None
     note: str = field(default="", kw_only=True)  # one sentence a user should see, e.g. "random weights"
-    known_fingerprint: str | None = field(default=None, kw_only=True)  # given where nobody can change the weights
+    known_fingerprint: str | None = field(default=None, kw_only=True)  # set where the weights cannot change
 
     def __repr__(self) -> str:
         height, width = self.size
@@ -79,7 +79,7 @@ class View:
         return max(2, self.num_outputs)
 
     def preprocess(self, image: Image.Image) -> Tensor:
-        """An upright RGB picture → (C, H, W), as the model was trained to see it."""
+        """An upright RGB image → (C, H, W), as the model was trained to see it."""
         return self.preprocessing(image)
 
     def logits(self, images: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class View:
         if self.device.type == "meta":
             raise VitrailError(f"{self.name} has no weights (it is on the meta device): load it on another device.")
         check_floats(images)
-        images = self.preprocessing.seen(images)
+        images = self.preprocessing.trim(images)
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, *self.size):
             raise VitrailError(
                 f"{self.name} takes normalised images of shape (B, 3, {self.size[0]}, {self.size[1]}), "
@@ -128,12 +128,12 @@ class View:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a whole image; of a hierarchical model those of its first stage, about."""
+        """Number of tokens; for a hierarchical model roughly that of its first stage."""
         return self.grid[0] * self.grid[1] + self.num_prefix if self.has_tokens else 4096
 
     @property
     def width(self) -> int:
-        """Channels of the residual stream; of a hierarchical model those of its last stage, about."""
+        """Channels of the residual stream; for a hierarchical model roughly those of its last stage."""
         return self.blocks[0].norm1.width if self.has_tokens else 1024
 
     @property
@@ -218,7 +218,7 @@ class View:
             try:
                 index = operator.index(target)
             except TypeError:
-                raise VitrailError(f"a class is a whole number or a name, but got {target!r}.") from None
+                raise VitrailError(f"a class is an integer or a name, but got {target!r}.") from None
             if not 0 <= index < self.num_classes:
                 raise VitrailError(f"there is no class {target} in {self.name}: expected 0…{self.num_classes - 1}.")
             return index
@@ -226,16 +226,18 @@ class View:
             raise VitrailError(f"{self.name} has no class names: give a number 0…{self.num_classes - 1}, or labels=.")
         wanted = target.strip().lower()
         names = [[part.strip().lower() for part in label.split(",")] for label in self.labels]
-        for fits in (
+        for matches in (
             [i for i, label in enumerate(self.labels) if label.lower() == wanted],
             [i for i, parts in enumerate(names) if wanted in parts],
             [i for i, parts in enumerate(names) if wanted and any(part.startswith(wanted) for part in parts)],
         ):
-            if len(fits) == 1:
-                return fits[0]
-            if fits:
-                some = "; ".join(f"{i}: {self.labels[i]}" for i in fits[:6])
-                raise VitrailError(f"{target!r} fits {len(fits)} classes ({some}…): give a longer name or the number.")
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
+                some = "; ".join(f"{i}: {self.labels[i]}" for i in matches[:6])
+                raise VitrailError(
+                    f"{target!r} matches {len(matches)} classes ({some}…): give a longer name or the number."
+                )
         close = _similar(wanted, [part for parts in names for part in parts])
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
@@ -257,7 +259,7 @@ class View:
 
 
 def check_floats(images: Any) -> None:
-    """Refuses whatever cannot be a normalised image: no tensor, no floats, not in memory, not dense."""
+    """Refuses anything but a dense tensor of floats with values."""
     if not isinstance(images, Tensor):
         kind = type(images).__name__
     elif images.is_meta:
@@ -270,12 +272,12 @@ def check_floats(images: Any) -> None:
         return
     raise VitrailError(
         f"images must be a dense tensor of finite floats (normalised), but got {kind}: use model.preprocess(image), or "
-        "give vitrail.explain the picture itself."
+        "give vitrail.explain the image itself."
     )
 
 
 def _similar(wanted: str, names: Sequence[str]) -> list[str]:
-    """Names that contain the word, whole words first; else those spelled alike."""
+    """Names that contain the word, whole words first; otherwise those spelled similarly."""
     inside = [name for name in dict.fromkeys(names) if wanted and wanted in name]
     whole = re.compile(rf"\b{re.escape(wanted)}\b")
     inside.sort(key=lambda name: whole.search(name) is None)

@@ -42,8 +42,8 @@ class ViT(View):
         for container in self.module.modules():
             owned = [[p.detach() for p in child.parameters()] for child in container.children()]
             if len(owned) == len(known) and all(
-                any(p.untyped_storage().data_ptr() == place for p in own)
-                for own, place in zip(owned, known, strict=True)
+                any(p.untyped_storage().data_ptr() == place for p in child)
+                for child, place in zip(owned, known, strict=True)
             ):
                 return [*owned, list(tensors_of(parts.head))]
         raise VitrailError(f"the blocks of {self.name} are not the children of one module.")

@@ -26,7 +26,7 @@ from vitrail.models.vit import ViT
 POOLS = ("token", "avg", "map", "pooler")
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Colour statistics of the published Hugging Face checkpoints, for a module that comes without its processor.
+# Colour statistics of the published Hugging Face checkpoints, for modules without a processor.
 HUGGINGFACE_COLOURS = {"vit": (HALF, HALF), "beit": (HALF, HALF), "siglip": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
 
 
@@ -45,19 +45,19 @@ def wrap(
 ) -> View:
     """A view of a timm, torchvision or Hugging Face module you already have.
 
-    The module is run once, on a random image in evaluation mode: its logits and the view's must be the same.
+    The module is run once, on a random image in evaluation mode: its logits and the view's must agree.
 
     Args:
         module: the network; it is never changed.
         labels: class names, or a file of them; None = what the model knows.
-        mean: colour mean of the preprocessing, if not the model's own.
-        std: colour deviation, likewise.
+        mean: colour mean of the preprocessing, if not the model's.
+        std: colour standard deviation, likewise.
         head: a linear head for a backbone without one.
         pool: with ``head``: "token", "avg", "map" (attention pool) or "pooler" (Hugging Face's ``pooler_output``).
-        output: "softmax" or "sigmoid"; None = as the model says.
+        output: "softmax" or "sigmoid"; None = read from the model.
         img_size: input size, for networks that take several; None = the processor's, or the model's own.
-        processor: the Hugging Face image processor, if at hand.
-        name: what to call it.
+        processor: the Hugging Face image processor, if available.
+        name: its name in messages and results.
     """
     if isinstance(module, View):
         raise VitrailError("wrap() got a view; it takes the nn.Module (view.module).")
@@ -66,8 +66,8 @@ def wrap(
             f"wrap() takes an nn.Module, but got {type(module).__name__}. To load by name: vitrail.load."
         )
     if "_orig_mod" in module._modules and (module._forward_hooks or module._forward_pre_hooks):
-        raise VitrailError("the compiled module has hooks of its own: register them on the module inside (_orig_mod).")
-    inner = getattr(module, "_orig_mod", module)  # a torch.compile'd model is read through
+        raise VitrailError("the compiled module itself has hooks: register them on the inner module (_orig_mod).")
+    inner = getattr(module, "_orig_mod", module)  # a torch.compile'd model is unwrapped
     check_tensors(inner)
     view = outline(inner, labels, mean, std, head, pool, output, img_size, processor, name)
     if head is not None:
@@ -89,10 +89,10 @@ def outline(
     processor: Any = None,
     name: str | None = None,
 ) -> View:
-    """A view as ``wrap`` makes it, of a module that is not run: it may be without weights."""
+    """The view that ``wrap`` returns, of a module that is not run and may have no weights."""
     name = name or _name(module)
     if head is None and pool is not None:
-        raise VitrailError("pool= goes with head=: a model with a head of its own is explained as it pools.")
+        raise VitrailError("pool= goes with head=: a model with its own head is explained as it pools.")
     if head is not None and pool not in POOLS:
         raise VitrailError(
             f'head= needs pool="token" (class token), "avg" (mean of the patches), "map" (attention pool) or "pooler" '
@@ -123,13 +123,13 @@ def outline(
 
 
 def _check_kind(module: nn.Module, head: nn.Module) -> None:
-    """Backbone and head must have one precision and one device."""
-    (dtype, device), (own_dtype, own_device) = (
+    """Backbone and head must have the same precision and device."""
+    (dtype, device), (head_dtype, head_device) = (
         (parameter.dtype, parameter.device) for parameter in (next(module.parameters()), next(head.parameters()))
     )
-    if (dtype, device) != (own_dtype, own_device):
+    if (dtype, device) != (head_dtype, head_device):
         raise VitrailError(
-            f"head= has {own_dtype} on {own_device}, but the backbone has {dtype} on {device}: use "
+            f"head= has {head_dtype} on {head_device}, but the backbone has {dtype} on {device}: use "
             f"head.to({str(device)!r}, {dtype})."
         )
 
@@ -143,7 +143,7 @@ def _described(module: nn.Module, describe: Callable[[], Architecture]) -> Archi
 
 
 def _check_width(architecture: Architecture, name: str) -> None:
-    """A head given to ``wrap`` must take what is pooled."""
+    """The head given to ``wrap`` must match the width of what is pooled."""
     head, width = architecture.head, architecture.embedding.weight.shape[0]
     if head.attention_pool is not None:
         width = head.attention_pool.attention.proj.weight.shape[0]
@@ -151,7 +151,7 @@ def _check_width(architecture: Architecture, name: str) -> None:
         outputs, inputs = linear.weight.shape
         if inputs != width:
             raise VitrailError(
-                f"head= takes {inputs} numbers, but {name} gives {width}: expected nn.Linear({width}, {outputs})."
+                f"head= takes {inputs} features, but {name} has {width}: expected nn.Linear({width}, {outputs})."
             )
         width = outputs
 
@@ -198,7 +198,7 @@ def as_pair(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 def _check_size(
     module: nn.Module, adapter: ModuleType, size: tuple[int, int], wanted: int | tuple[int, int] | None
 ) -> None:
-    """The network must take the size asked for, or the one that its processor makes."""
+    """The network must accept the requested size, or the one of its processor."""
     native, kind = adapter.native_size(module), type(module).__name__
     if size == native:
         return
@@ -209,8 +209,8 @@ def _check_size(
         )
     if wanted is None and not adapter.adapts_to_input(module):
         raise VitrailError(
-            f"{kind} was built for images of {native[0]}×{native[1]} and cannot take the {size[0]}×{size[1]} that its "
-            f"processor makes, unless its positions are interpolated: give img_size={size} for that, "
+            f"{kind} was built for images of {native[0]}×{native[1]} and cannot take the {size[0]}×{size[1]} of its "
+            f"processor unless its positions are interpolated: give img_size={size} for that, "
             f"img_size={native}, or another processor."
         )
 
@@ -231,11 +231,11 @@ def _preprocess(
     std: Sequence[float] | None,
     processor: Any,
 ) -> Preprocess:
-    asked = as_pair(img_size)
-    size = asked or native
+    requested = as_pair(img_size)
+    size = requested or native
     if processor is not None:
         base = Preprocess.from_huggingface(processor, native)
-        base = base if asked is None else base.resized(asked)
+        base = base if requested is None else base.resized(requested)
     elif timm.is_timm(module):
         from timm.data import resolve_model_data_config
 
@@ -252,16 +252,17 @@ def _preprocess(
     return replace(base, **changes)
 
 
-def _whole_patches(made: Preprocess, patch: Sequence[int]) -> Preprocess:
-    """The same steps, less what is too narrow for a patch: a patch convolution does not look at it."""
-    rows, columns = (edge % one for edge, one in zip(made.size, patch, strict=True))
-    return replace(made, size=(made.size[0] - rows, made.size[1] - columns), dropped=(rows, columns))
+def _whole_patches(preprocessing: Preprocess, patch: Sequence[int]) -> Preprocess:
+    """The same steps, without the rows and columns too narrow for a patch, which a patch convolution ignores."""
+    height, width = preprocessing.size
+    rows, columns = height % patch[0], width % patch[1]
+    return replace(preprocessing, size=(height - rows, width - columns), dropped=(rows, columns))
 
 
-def _labels(view: View, given: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
+def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
     count = view.num_classes
-    if given is not None:
-        return read_labels(given, count)
+    if labels is not None:
+        return read_labels(labels, count)
     module: Any = view.module
     if huggingface.is_huggingface(module):
         names = getattr(module.config, "id2label", None) or {}

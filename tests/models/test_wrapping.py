@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tests import families
 from tests.helpers import viewed
-from tests.loading.given import NAME, TINY, picture
+from tests.models.tiny import NAME, TINY, picture
 from torch import nn
 
 import vitrail
@@ -180,7 +180,7 @@ def test_wrong_options_of_wrap(options: dict[str, Any]) -> None:
 def test_a_head_of_another_width_is_refused_by_wrap(name: str) -> None:
     backbone = viewed(name, torch.float32)[1]
     width = viewed(name, torch.float32)[2].describe().embedding.weight.shape[0]
-    with pytest.raises(VitrailError, match=rf"head= takes 63 numbers, but .* gives {width}: expected"):
+    with pytest.raises(VitrailError, match=rf"head= takes 63 features, but .* has {width}: expected"):
         vitrail.wrap(backbone, head=nn.Linear(63, 5), pool="token")
     assert vitrail.wrap(backbone, head=nn.Linear(width, 5), pool="token").num_classes == 5
 
@@ -227,7 +227,7 @@ def _altered(part: str, new: Callable[[nn.Module], nn.Module], **options: Any) -
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "as a head only a linear layer is known"),
+        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "a head must be a linear layer"),
         (_altered("head", lambda _: nn.Identity()), "no classification head"),
         (_altered("blocks.0.attn.qkv", nn.Sequential), "expected a linear layer"),
         (_altered("blocks.1.mlp.fc1", nn.Sequential), "expected a linear layer"),

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from tests.data.layouts import picture
 
-from vitrail.data.orientation import clipped, read_picture
+from vitrail.data.orientation import read_picture
 from vitrail.errors import VitrailError
 
 
@@ -29,14 +29,7 @@ def test_boxes_and_masks_follow_the_exif_orientation(tmp_path, orientation):
 
 def test_masks_of_another_size_are_refused(tmp_path):
     found = read_picture(picture(tmp_path / "a.png", (12, 8)))
-    with pytest.raises(VitrailError, match=r"'mask\.png' is 8 × 12 pixels, expected 12 × 8 as its picture '.*a\.png'"):
+    with pytest.raises(VitrailError, match=r"'mask\.png' is 8 × 12 pixels, expected 12 × 8 as its image '.*a\.png'"):
         found.mask(np.zeros((12, 8)), "mask.png")
     with pytest.raises(VitrailError, match="expected 12 × 8"):
         found.mask(np.zeros((8, 12, 3)), "mask.png")
-
-
-def test_boxes_are_clipped():
-    assert clipped((-3, -2, 50, 60), (12, 8)) == (0, 0, 12, 8)
-    assert clipped((1.5, 2, 3, 4), (12, 8)) == (1.5, 2, 3, 4)
-    for nothing in ((12, 0, 20, 8), (-5, 0, 0, 8), (3, 3, 3, 5), (5, 3, 4, 5)):
-        assert clipped(nothing, (12, 8)) is None

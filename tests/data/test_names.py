@@ -10,7 +10,18 @@ from tests.data import layouts
 from tests.data.layouts import GOLDFISH, SHARK, TENCH, picture, text
 
 import vitrail.data
-from vitrail.data import DATA_NAMES, DataSet, Example, ImageFolder, SceneData, Scenes, open_data
+from vitrail.data import (
+    DATA_NAMES,
+    DATA_SETS,
+    DataSet,
+    Example,
+    ImageFolder,
+    SceneData,
+    Scenes,
+    data_set,
+    open_data,
+)
+from vitrail.data.names import data_name
 from vitrail.errors import VitrailError
 
 
@@ -40,7 +51,9 @@ def test_every_object_of_every_scene_is_an_example():
      ("scenes?objects=2", 200, 0, 2), ("scenes:@3", 200, 3, None)],
 )  # fmt: skip
 def test_scenes(spec, scenes, seed, objects):
-    assert open_data(spec).ids == SceneData(scenes, seed, objects).ids
+    data = open_data(spec)
+    assert isinstance(data, SceneData)
+    assert repr(data.scenes) == repr(Scenes(scenes, seed, objects))
 
 
 def layout_of_each(root):
@@ -121,23 +134,23 @@ def test_what_is_at_hand(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("imagenot:/data", r"no data set 'imagenot'.*scenes, imagenet, imagenet_s.*folder"),
-        ("animals", "no data set 'animals' and no such folder"),
+        ("imagenot:/data", r"no data set 'imagenot'\. Did you mean imagenet.*scenes, imagenet, imagenet_s.*folder"),
+        ("animals", "no data set 'animals'.*or give the path of a folder"),
         ("", "no data set ''"),
         ("imagenet", "needs its folder or file: write imagenet:PATH"),
-        ("./nowhere", "folder of pictures was not found"),
-        ("C:\\nowhere", "folder of pictures was not found"),
+        ("./nowhere", "folder of images was not found"),
+        ("C:\\nowhere", "folder of images was not found"),
         ("scenes:many", "expected scenes:200"),
         ("scenes:5@-1", "expected scenes:200"),
         ("scenes:5?objects=3", "objects=3"),
         ("scenes:5?colour=red", "scenes has no option 'colour'; its options: objects, n, seed, indices"),
         ("scenes:5?objects", "expected name=value"),
-        ("scenes:5?n=x", "expected a whole number"),
+        ("scenes:5?n=x", "expected a non-negative integer"),
         ("scenes:5?seed=4", "seed= was given without n="),
         ("cifar10:x?classes=100", "cifar10 has no option 'classes'; its options: split, n"),
-        (b"bytes", "A bytes was given"),
-        (7, "A int was given"),
-        ({"a": 1}, "A dict was given"),
+        (b"bytes", "a list of images, but got bytes"),
+        (7, "but got int"),
+        ({"a": 1}, "but got dict"),
     ],
 )
 def test_wrong_specifications(spec, message, tmp_path, monkeypatch):
@@ -146,14 +159,53 @@ def test_wrong_specifications(spec, message, tmp_path, monkeypatch):
         open_data(spec)
 
 
+class Mine(DataSet):
+    name = "mine"
+
+    def __init__(self, root, colour="red"):
+        self.root, self.colour = root, colour
+
+    @property
+    def ids(self):
+        return [f"{self.colour}/{self.root}"]
+
+    def load(self, position):
+        return Example(self.ids[position], Image.new("RGB", (4, 4)))
+
+
+def test_your_own_data_set():
+    with DATA_SETS.scope():
+        data_set("mine")(Mine)
+        data_set("arrays")(lambda place="3": [np.zeros((4, 5, 3), np.uint8)] * int(place or 3))
+        assert open_data("mine:a/b?colour=blue").ids == ["blue/a/b"]
+        assert open_data("mine:a", colour="green", indices=[0])[0].id == "green/a"
+        assert len(open_data("arrays")) == 3
+        assert len(open_data("arrays:5?n=2")) == 2
+        assert data_name("mine:a?n=1&colour=blue").endswith("/a?colour=blue")
+        assert data_name("arrays") == "arrays"
+        with pytest.raises(VitrailError, match="mine has no option 'size'; its options: colour, n"):
+            open_data("mine:a", size=3)
+        with pytest.raises(VitrailError, match="mine needs its folder or file"):
+            open_data("mine")
+        with pytest.raises(VitrailError, match=r"no data set 'mime'\. Did you mean mine"):
+            open_data("mime:a")
+        with pytest.raises(VitrailError, match="already a data set 'coco'"):
+            data_set("coco")(Mine)
+        with pytest.raises(VitrailError, match="takes no arguments"):
+            data_set("nothing")(lambda: [])
+    assert "mine" not in DATA_NAMES
+    with pytest.raises(VitrailError, match="no data set 'mine'"):
+        open_data("mine:a")
+
+
 def test_public_names_and_quick_import():
-    assert sorted(vitrail.data.__all__) == sorted(vitrail.data._PUBLIC)
     assert set(vitrail.data.__all__) <= set(dir(vitrail.data))
     for name in vitrail.data.__all__:
         assert getattr(vitrail.data, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+    with pytest.raises(AttributeError, match="attribute Nonsense"):
         _ = vitrail.data.Nonsense
     assert issubclass(vitrail.data.Coco, DataSet)
-    check = "import sys, vitrail.data as d; d.open_data('scenes:1'); print({'torch', 'timm'} & set(sys.modules))"
+    heavy = {"torch", "timm", "vitrail.data.coco"}
+    check = f"import sys, vitrail.data as d; d.open_data('scenes:1'); print({heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

@@ -17,7 +17,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 from tests import families
-from tests.loading.given import load_tiny, picture
+from tests.models.tiny import load_tiny, picture
 from torch import Tensor, nn
 
 import vitrail
@@ -184,7 +184,7 @@ def test_a_checkpoint_without_a_head_says_that_the_head_is_missing(state: dict[s
 
 def test_the_checkpoint_of_another_model_shows_only_some_of_the_many_differences(tmp_path: Path) -> None:
     torch.save(families.build("timm_eva02_tiny").state_dict(), tmp_path / "w.pth")
-    with pytest.raises(VitrailError, match=r"does not fit VisionTransformer.*…") as caught:
+    with pytest.raises(VitrailError, match=r"does not match VisionTransformer.*…") as caught:
         load_tiny(tmp_path / "w.pth")
     assert len(str(caught.value)) < 2000
 

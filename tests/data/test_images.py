@@ -324,7 +324,7 @@ def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_found(tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match=f"No image found in '{tmp_path}'"):
+    with pytest.raises(VitrailError, match=f"no image found in '{tmp_path}'"):
         image_files([tmp_path])
     with pytest.raises(VitrailError, match="empty list"):
         image_files([])

@@ -1,4 +1,4 @@
-"""Masks from the ways COCO writes them: polygons, and run lengths as numbers or packed into text."""
+"""COCO's encodings of masks: polygons, and run lengths as numbers or compressed into text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from vitrail.data.base import Mask
 
 
 def decode_segmentation(segmentation: Any, height: int, width: int) -> Mask:
-    """Return the mask that a COCO annotation describes.
+    """The mask that a COCO annotation describes.
 
     Args:
-        segmentation: A list of polygons [x, y, x, y, …], whose union counts, or a dictionary of run lengths.
-        height: Of the picture.
-        width: Of the picture.
+        segmentation: a list of polygons [x, y, x, y, …], whose union counts, or a dictionary of run lengths.
+        height: of the image.
+        width: of the image.
 
     Raises:
-        ValueError: It is neither, or does not fit the picture.
+        ValueError: it is neither, or does not match the image.
     """
     if isinstance(segmentation, dict):
         counts = segmentation.get("counts")
@@ -37,9 +37,9 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> Mask:
 
 
 def decode_runs(counts: Any, height: int, width: int) -> Mask:
-    """Return the mask of run lengths: down the columns from the left, pixels outside and inside in turn."""
+    """The mask of run lengths: down the columns from the left, pixels outside and inside in turn."""
     if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
-        raise ValueError("run lengths must be whole numbers from 0")
+        raise ValueError("run lengths must be integers from 0")
     if sum(counts) != height * width:
         raise ValueError(f"run lengths cover {sum(counts)} pixels, expected {height * width}")
     inside = np.arange(len(counts)) % 2 == 1
@@ -47,7 +47,7 @@ def decode_runs(counts: Any, height: int, width: int) -> Mask:
 
 
 def unpack_runs(text: str | bytes) -> list[int]:
-    """Return the run lengths packed into text.
+    """The run lengths packed into text.
 
     A number is a series of characters from '0' on, five bits each, lowest first; bit 5 says that more follow, and
     bit 4 of the last is the sign. From the fourth number on, the difference to the number two before is stored.
@@ -73,7 +73,7 @@ def unpack_runs(text: str | bytes) -> list[int]:
 
 
 def fill_polygon(polygon: Any, height: int, width: int) -> Mask:
-    """Return the pixels whose centres lie inside a polygon, by the even-odd rule."""
+    """The pixels whose centres lie inside a polygon, by the even-odd rule."""
     corners = _corners(polygon)
     # True where the inside starts or ends: along a row, every toggle switches between outside and inside.
     toggles = np.zeros((height, width + 1), dtype=bool)

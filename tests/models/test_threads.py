@@ -16,6 +16,9 @@ from tests.helpers import assert_same_state, batch, state_of, wrapped
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.engine.trace import TraceSpec, make_trace
+from vitrail.models.view import View
+from vitrail.targets import Target
 
 METHODS = ("vit_cx", "score_cam", "grad_cam", "layer_cam")
 THREADS = 4
@@ -24,10 +27,17 @@ THREADS = 4
 @pytest.fixture
 def switching() -> Iterator[None]:
     """Threads take turns a thousand times as often as usual."""
-    usual = sys.getswitchinterval()
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(5e-6)
     yield
-    sys.setswitchinterval(usual)
+    sys.setswitchinterval(interval)
+
+
+def features_and_gradient(view: View, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the second-to-last stage, for the predicted class."""
+    spec = TraceSpec.of(("features", "gfeatures"), [-2])
+    trace = make_trace(view, None, view.check_images(images), Target(), spec)
+    return trace["features"][-2], trace["gfeatures"][-2]
 
 
 def in_threads(jobs: list[Callable[[], Any]]) -> list[Any]:
@@ -65,14 +75,14 @@ def test_calls_that_fail_do_not_disturb_those_of_other_threads(name: str) -> Non
     before = state_of(module)
     view = wrapped(name, module)
     good, bad = batch(name, 2, torch.float32), batch(name, 3, torch.float32)
-    expected = view.features_and_gradient(good, None)
+    expected = features_and_gradient(view, good)
 
     def failing() -> None:
-        for call in (view.logits, view.features, lambda images: view.features_and_gradient(images, None)):
+        for call in (view.logits, view.features, partial(features_and_gradient, view)):
             with pytest.raises(RuntimeError, match="injected"):
                 call(bad)
 
-    for found in in_threads(8 * [failing, lambda: view.features_and_gradient(good, None)])[1::2]:
+    for found in in_threads(8 * [failing, lambda: features_and_gradient(view, good)])[1::2]:
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     assert_same_state(before, state_of(module))
 
@@ -88,7 +98,7 @@ def test_nothing_of_a_swin_changes_even_during_a_call(name: str) -> None:
     during.clear()
     view.logits(images)
     view.features(images)
-    view.features_and_gradient(images, None)
+    features_and_gradient(view, images)
     with torch.autocast("cpu", torch.bfloat16):
         view.logits(images)
     assert len(during) == 4, "a hook of the user runs once in a forward pass"
@@ -107,11 +117,11 @@ def test_rotary_tables_are_read_without_leaving_training_mode(
     view, images = wrapped(name, module), batch(name, 2, torch.float32)
     expected = view.logits(images)
     source = getattr(module.train(), part)
-    usual, modes = getattr(type(source), method), []
+    original, modes = getattr(type(source), method), []
 
     def watched(self: nn.Module, *args: Any, **options: Any) -> Any:
         modes.append((self.training, source.training))
-        return usual(self, *args, **options)
+        return original(self, *args, **options)
 
     monkeypatch.setattr(type(source), method, watched)
     assert torch.equal(view.logits(images), expected)

@@ -12,7 +12,7 @@ import timm
 import torch
 from tests import families
 from tests.helpers import assert_same_state, state_of
-from tests.loading.given import NAME, TINY
+from tests.models.tiny import NAME, TINY
 from torch import Tensor, nn
 
 import vitrail
@@ -130,7 +130,7 @@ def test_a_module_that_fails_is_one_error_and_stays_as_it_was() -> None:
 def test_a_module_that_gives_no_logits_is_refused() -> None:
     module = _tiny()
     module.register_forward_hook(lambda _, __, out: (out, out))
-    with pytest.raises(VitrailError, match=r"TypeError: it gives a tuple.*VisionTransformer has a forward hook"):
+    with pytest.raises(VitrailError, match=r"TypeError: it returns a tuple.*VisionTransformer has a forward hook"):
         vitrail.wrap(module)
 
 
@@ -339,7 +339,7 @@ def test_modules_made_in_inference_mode_are_refused() -> None:
 
     with torch.inference_mode():
         module = _tiny()
-    with pytest.raises(VitrailError, match=r"cls_token was made under torch.inference_mode\(\).*deepcopy"):
+    with pytest.raises(VitrailError, match=r"cls_token was created under torch.inference_mode\(\).*deepcopy"):
         vitrail.wrap(module)
     view = vitrail.wrap(copy.deepcopy(module))  # as the message says
     assert vitrail.explain(view, torch.randn(3, 32, 32), "gradient").map.isfinite().all()
@@ -384,7 +384,7 @@ def test_quantised_weights_are_refused(weight: Callable[[Tensor], nn.Parameter],
     layer = module.blocks[0].mlp.fc1
     del layer.weight
     layer.register_parameter("weight", weight(_tiny().blocks[0].mlp.fc1.weight))
-    with pytest.raises(VitrailError, match=rf"blocks.0.mlp.fc1.weight is no plain tensor.*{message}"):
+    with pytest.raises(VitrailError, match=rf"blocks.0.mlp.fc1.weight is not a plain floating-point tensor.*{message}"):
         vitrail.wrap(module)
 
 

@@ -203,12 +203,12 @@ def test_a_processor_that_scales_the_shorter_edge_alone_fits_only_its_own_size()
 
 @pytest.mark.parametrize("preprocess", [preprocess for preprocess, _, _ in BOXES if any(preprocess.dropped)])
 def test_what_is_dropped_changes_nothing_else(preprocess: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, image = replace(preprocess, size=preprocess.made, dropped=(0, 0)), picture((301, 257))
+    whole, image = replace(preprocess, size=preprocess.library_size, dropped=(0, 0)), picture((301, 257))
     rows, columns = preprocess.size
     mask = np.asarray(image)[..., 0] > 99
     assert torch.equal(preprocess(image), whole(image)[:, :rows, :columns])
     assert torch.equal(preprocess.mask(mask), whole.mask(mask)[:rows, :columns])
-    assert torch.equal(preprocess.seen(whole(image)), preprocess(image))
+    assert torch.equal(preprocess.trim(whole(image)), preprocess(image))
     assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
     monkeypatch.setattr("vitrail.models.preprocessing._MAX_RESIZED_PIXELS", 1)
     assert torch.equal(preprocess(image), whole(image)[:, :rows, :columns])

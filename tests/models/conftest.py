@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 from tests import families
-from tests.loading.given import NAME, TINY
+from tests.models.tiny import NAME, TINY
 from torch import Tensor, nn
 
 

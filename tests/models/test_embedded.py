@@ -23,7 +23,7 @@ from vitrail.methods.registry import build_method
 from vitrail.models.embedded import FOLDER, card, names
 from vitrail.models.view import View
 
-SCENES = 200
+SCENES = 80
 
 
 def test_the_embedded_models_are_photo_and_scenes() -> None:

@@ -11,7 +11,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 from tests import families
-from tests.loading.given import HEADLESS, NAME, TINY, load_tiny, picture
+from tests.models.tiny import HEADLESS, NAME, TINY, load_tiny, picture
 from torch import Tensor, nn
 
 import vitrail

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers import viewed
-from tests.loading.given import load_tiny
+from tests.models.tiny import load_tiny
 from torch import Tensor
 
 import vitrail
@@ -114,7 +114,7 @@ def test_a_class_is_found(target: Any, index: int, animals: View) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("tiger", "fits 2 classes.*1: tiger shark; 2: tiger cat"),
+        ("tiger", "matches 2 classes.*1: tiger shark; 2: tiger cat"),
         ("tigre cat", "Did you mean 'tiger cat'"),
         ("xylophone", "has no class 'xylophone'.* 5 classes"),
         ("", "has no class ''"),
@@ -123,8 +123,8 @@ def test_a_class_is_found(target: Any, index: int, animals: View) -> None:
         ("-1", "no class -1 .*0…4"),
         ("--1", "has no class '--1'"),
         ("7", "no class 7"),
-        (1.5, "a whole number or a name, but got 1.5"),
-        (None, "a whole number or a name"),
+        (1.5, "an integer or a name, but got 1.5"),
+        (None, "an integer or a name"),
     ],
 )
 def test_a_class_is_not_found(target: Any, message: str, animals: View) -> None:
