@@ -146,7 +146,7 @@ def test_no_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address_outside_needs_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
-    with pytest.raises(VitrailError, match=r"--cluster ray://head:10001 needs the client of Ray .*vitrail\[cluster\]"):
+    with pytest.raises(VitrailError, match=r"--cluster ray://head:10001 needs the Ray client .*vitrail\[cluster\]"):
         cluster._connect("ray://head:10001")
 
 

@@ -15,21 +15,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tests.bench.run_plans import COLUMNS, own_methods, plan, same, table  # noqa: F401
+from tests.bench.plans import COLUMNS, own_methods, plan, same, table  # noqa: F401
 from typer.testing import CliRunner
 
 import vitrail
 from vitrail import VitrailError
 from vitrail.bench import run as running
-from vitrail.bench.cluster import Shelf
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import run
-from vitrail.bench.store import Store
+from vitrail.bench.store import Buffer, Store
 from vitrail.cli.bench import watch_run
 from vitrail.cli.program import app
 from vitrail.data.names import data_name
 from vitrail.methods.registry import METHODS
-from vitrail.report.rows import read_results
+from vitrail.report.results import read_results
 
 KILLS = 20
 
@@ -79,10 +78,13 @@ def test_what_is_missing_is_traced_as_if_all_were(tmp_path: Path) -> None:
     """Methods share traces, whose last digits depend on what is kept: on the plan, never on what is done already."""
     chosen = plan(methods=["vtranm", "gen_att", "raw_attention"], metrics=["sparseness"], batch_size=4)
     run(chosen, tmp_path / "whole")
-    whole, view, found = table(tmp_path / "whole"), vitrail.load("scenes"), Shelf()
+    whole, view, found = table(tmp_path / "whole"), vitrail.load("scenes"), Buffer()
     done = dict.fromkeys(whole["key"][whole["method"] != "raw_attention"])
     data = running.open_plan_data(chosen)
-    running.ModelRun(chosen, "scenes", view, data, found, running.Outcome()).go(None, done)
+    model_run = running.ModelRun(
+        plan=chosen, name="scenes", view=view, data=data, sink=found, outcome=running.Outcome()
+    )
+    model_run.measure(None, done)
     rows = pd.DataFrame(found.rows).sort_values(COLUMNS).reset_index(drop=True)
     same(rows, whole[whole["method"] == "raw_attention"].reset_index(drop=True), exactly=True)
 
@@ -122,7 +124,7 @@ def test_two_commands_at_once_on_one_folder(tmp_path: Path) -> None:
     assert sorted(one.returncode for one in both) == [0, 1], told
     done, refused = (next(told[i] for i, one in enumerate(both) if one.returncode == code) for code in (0, 1))
     worker = next(one.pid for one in both if one.returncode == 0)
-    assert f"is being worked on by process {worker}" in " ".join(refused[1].split())
+    assert f"is locked by process {worker}" in " ".join(refused[1].split())
     assert "images measured" in done[0]
     run(Store(out).plan(), tmp_path / "alone")
     same(table(out), table(tmp_path / "alone"))
@@ -218,16 +220,16 @@ def test_plans_come_back_and_wrong_ones_are_told(tmp_path: Path) -> None:
 
 
 WRONG = [
-    ("images = 'many'", "images = 'many', expected a whole number from 1"),
-    ("images = 0", "images = 0, expected a whole number from 1"),
-    ("images = true", "images = True, expected a whole number"),
-    ("images = 2.5", "images = 2.5, expected a whole number"),
-    ("seed = -1", "seed = -1, expected a whole number from 0"),
-    ("batch_size = [4]", r"batch_size = \[4\], expected a whole number"),
-    ("methods = 'tis'", "methods = 'tis', expected a list of texts"),
-    ("methods = [3]", r"methods = \[3\], expected a list of texts"),
-    ("metrics = {a = 1}", "metrics = {'a': 1}, expected a list of texts"),
-    ("cheap_only = 4", "cheap_only = 4, expected a list of texts"),
+    ("images = 'many'", "images = 'many', expected an integer ≥ 1"),
+    ("images = 0", "images = 0, expected an integer ≥ 1"),
+    ("images = true", "images = True, expected an integer"),
+    ("images = 2.5", "images = 2.5, expected an integer"),
+    ("seed = -1", "seed = -1, expected an integer ≥ 0"),
+    ("batch_size = [4]", r"batch_size = \[4\], expected an integer"),
+    ("methods = 'tis'", "methods = 'tis', expected a list of strings"),
+    ("methods = [3]", r"methods = \[3\], expected a list of strings"),
+    ("metrics = {a = 1}", "metrics = {'a': 1}, expected a list of strings"),
+    ("cheap_only = 4", "cheap_only = 4, expected a list of strings"),
     ("target = 5", "target = 5, expected text"),
     ("protocol = ['tis']", r"protocol = \['tis'\], expected text"),
     ("indices = [1, 2]", r"indices = \[1, 2\], expected text"),
@@ -239,7 +241,7 @@ WRONG = [
     ("models = [{name = 7}]", "a model of .* has name = 7, expected text"),
     ("models = [{name = 'photo', options = 3}]", "options = 3, expected a table"),
     ("models = [{name = 'vit', options = {img_size = 'big'}}]", r"the model vit of .* has img_size = 'big', expected"),
-    ("models = [{name = 'vit', options = {num_classes = '3'}}]", "num_classes = '3', expected a whole number"),
+    ("models = [{name = 'vit', options = {num_classes = '3'}}]", "num_classes = '3', expected an integer"),
     ("models = [{name = 'vit', options = {checkpoint = 3}}]", "checkpoint = 3, expected text"),
 ]
 

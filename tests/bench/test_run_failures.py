@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from tests.bench.run_plans import own_methods, plan, same, table  # noqa: F401
+from tests.bench.plans import own_methods, plan, same, table  # noqa: F401
 from typer.testing import CliRunner
 
 import vitrail
 from vitrail import VitrailError
 from vitrail.bench import run as running
-from vitrail.bench.applicability import check_metrics_apply
 from vitrail.bench.plan import METRICS
 from vitrail.bench.run import ModelRun, Outcome, run
 from vitrail.bench.store import Store
@@ -28,7 +27,7 @@ from vitrail.cli.program import app, main
 from vitrail.data import SceneData, Scenes
 from vitrail.data.base import Example
 from vitrail.report.report import report
-from vitrail.report.rows import read_results
+from vitrail.report.results import read_results
 
 
 def test_what_fails_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -202,7 +201,7 @@ def test_a_repaired_image_is_no_error_any_more(tmp_path: Path, pictures: Path) -
     assert run(chosen, tmp_path / "run").rows == 0, "what is known of this content is still there"
     assert errors() == []
     assert len(Store(tmp_path / "run").rows()) == 3
-    assert read_results([tmp_path / "run"]).failures == []
+    assert read_results([tmp_path / "run"]).errors == []
 
 
 @pytest.fixture
@@ -302,11 +301,18 @@ def test_a_metric_that_some_of_the_first_images_lack_is_measured_on_the_others(t
             return found if position == 3 else replace(found, objects=())
 
     chosen, opened = plan(metrics=["pointing_game"], methods=["random"], images=None), OneDrawn(6)
-    worker = ModelRun(chosen, "scenes", vitrail.load("scenes"), opened, Store(tmp_path), Outcome())
-    check_metrics_apply(worker)
+    worker = ModelRun(
+        plan=chosen,
+        name="scenes",
+        view=vitrail.load("scenes"),
+        data=opened,
+        sink=Store(tmp_path),
+        outcome=Outcome(),
+    )
+    worker.check_metrics()
     worker.data = opened[:3]
     with pytest.raises(VitrailError, match="pointing_game needs boxes or masks, which none of the first 3 images"):
-        check_metrics_apply(worker)
+        worker.check_metrics()
 
 
 @pytest.mark.parametrize("wrong", [["--data", "no/such/folder"], ["--model", "no_such_model"], ["--target", "lable"]])

@@ -1,4 +1,4 @@
-"""Running a plan: what is missing is computed, what is there is kept, what fails is noted."""
+"""Running a plan: missing rows are computed, existing ones kept, failures recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from vitrail.api import BATCH
-from vitrail.bench.applicability import check_metrics_apply
-from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.store import Keeper, Store, environment
-from vitrail.data.annotations import class_map
+from vitrail.bench.plan import METRICS, ModelSpec, Plan
+from vitrail.bench.store import Buffer, Sink, Store, environment
+from vitrail.calls import split_call
+from vitrail.data.annotations import annotated, class_map, own_class
 from vitrail.data.base import DataSet, Example
 from vitrail.data.images import image_hash
 from vitrail.data.names import data_name
@@ -37,18 +36,22 @@ from vitrail.evaluation import (
     Task,
     build_methods,
     build_metrics,
+    check_apply,
     explained_classes,
     open_examples,
 )
 from vitrail.files import printable
 from vitrail.methods.base import Method
+from vitrail.metrics.base import Case, MapMetric
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
 
 EVERY = 3.0  # seconds between parts
-CHEAP = 4  # passes of a method that is explained again where a plan spares the dear ones
+CHEAP = 4  # most passes of a method that the metrics of Plan.cheap_only are measured on
 FIXED_CHUNK = 64
 THUMBNAIL = 192
+CHECKED_IMAGES = 16
+CHECKED_NEEDS = ("tokens", "label", "region", "mask", "boxes")  # depend on data or model alone
 
 Loader = Callable[[ModelSpec], View]
 Pair = tuple[str, str, str]  # method call, metric call, explained class
@@ -56,25 +59,31 @@ Pair = tuple[str, str, str]  # method call, metric call, explained class
 
 @dataclass
 class Outcome:
-    """What a run did."""
+    """Counts of a run."""
 
     images: int = 0  # measured now
     known: int = 0  # measured before
     rows: int = 0
     errors: int = 0
-    failed_before: int = 0  # rows of the plan that an earlier call could not measure, and this one did not try again
+    failed_before: int = 0  # rows of the plan that failed in an earlier call and were not retried
     first_error: str | None = None
     seconds: float = 0.0
 
     @property
     def failed(self) -> int:
-        """All rows of the plan that have no value, whenever they failed."""
+        """All rows of the plan without a value, whenever they failed."""
         return self.errors + self.failed_before
+
+    def add(self, other: Outcome) -> None:
+        """Adds the counts of another part of the same run."""
+        for name in ("images", "known", "rows", "errors", "failed_before"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first_error = self.first_error or other.first_error
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a run has just done, for whoever watches."""
+    """Progress of a run, with the rows since the step before."""
 
     model: str
     done: int
@@ -83,7 +92,7 @@ class Step:
 
 
 def load_model(spec: ModelSpec) -> View:
-    """The model of a plan, seen through the plan's preprocessing."""
+    """The model of a plan, with the plan's preprocessing."""
     from vitrail.models.loading import load
 
     view = load(spec.name, **spec.options)
@@ -91,9 +100,9 @@ def load_model(spec: ModelSpec) -> View:
         try:
             view.preprocessing = Preprocess.from_dict(view.preprocessing.to_dict() | spec.preprocessing)
         except TypeError:
-            usual = view.preprocessing.to_dict()
+            defaults = view.preprocessing.to_dict()
             raise VitrailError(
-                f"the model {spec.name} has preprocessing = {spec.preprocessing}, expected values as in {usual}."
+                f"the model {spec.name} has preprocessing = {spec.preprocessing}, expected values as in {defaults}."
             ) from None
     return view
 
@@ -106,28 +115,32 @@ def run(
     watch: Callable[[Step], None] | None = None,
     positions: Sequence[int] | None = None,
     retry: bool = False,
+    data: DataSet | None = None,
 ) -> Outcome:
-    """Measures all that the plan asks for and ``out`` does not hold yet.
+    """Measures everything in the plan that ``out`` does not hold yet.
 
     Args:
-        plan: what to do.
-        out: the run folder, new or begun.
-        load: makes the view of a model.
-        watch: is told of every step.
-        positions: only these images of the data, for a share of the work.
-        retry: tries again what failed before.
+        plan: the plan.
+        out: the run folder, new or started.
+        load: builds the view of a model.
+        watch: called after every step.
+        positions: measure only these images of the data.
+        retry: retry what failed before.
+        data: the images of the plan, if they are open already.
     """
-    store, outcome, begin = Store(out), Outcome(), time.perf_counter()
+    store, outcome, start = Store(out), Outcome(), time.perf_counter()
     with store.locked():
-        data = open_plan_data(plan)
+        data = open_plan_data(plan) if data is None else data
         for spec in plan.models:
             view = load(spec)
-            worker = ModelRun(plan, spec.name, view, data, store, outcome, watch, retry)
-            check_metrics_apply(worker)
-            store.begin(plan, environment(view.device))  # only now: what the plan names is known to be there
-            worker.go(positions, store.done(plan.maps))
-            del view, worker
-    outcome.seconds = time.perf_counter() - begin
+            model_run = ModelRun(
+                plan=plan, name=spec.name, view=view, data=data, sink=store, outcome=outcome, watch=watch, retry=retry
+            )
+            model_run.check_metrics()
+            store.begin(plan, environment(view.device))  # only now: everything that the plan names exists
+            model_run.measure(positions, store.done(plan.maps))
+            del view, model_run
+    outcome.seconds = time.perf_counter() - start
     return outcome
 
 
@@ -137,82 +150,122 @@ def open_plan_data(plan: Plan) -> DataSet:
     return data.subset(indices=plan.indices) if plan.indices else data
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ModelRun:
-    """One model over the data."""
+    """A plan's methods and metrics for one model."""
 
     plan: Plan
     name: str
     view: View
     data: DataSet
-    keeper: Keeper
+    sink: Sink
     outcome: Outcome
     watch: Callable[[Step], None] | None = None
     retry: bool = False
-    buffer: list[dict[str, Any]] = field(default_factory=list)
-    maps: dict[str, Tensor] = field(default_factory=dict)
-    pictures: list[dict[str, Any]] = field(default_factory=list)
-    fresh: list[dict[str, Any]] = field(default_factory=list)  # what whoever watches has not been told
+    buffer: Buffer = field(default_factory=Buffer)
+    new_rows: list[dict[str, Any]] = field(default_factory=list)  # since the last step
+    read_ahead: dict[int, Example] = field(default_factory=dict)  # images read by check_metrics
 
     def __post_init__(self) -> None:
         plan, view = self.plan, self.view
         self.remap = class_map(view, self.data)
         self.explained = explained_classes(plan.target, plan.protocol)
-        # by what they are, not by how the plan spells them: tis and tis(masks=1024) are the same work
-        built = build_methods(view, plan.methods)
-        self.methods = {method.call: method for method in built}
-        # of the plan, not of what is missing: a run that was stopped goes on with the same traces
+        # by normalised call: tis and tis(masks=1024) are the same work
+        self.methods = {method.call: method for method in build_methods(view, plan.methods)}
+        # of the whole plan, not of what is missing: a resumed run computes the same traces
         self.traces = traces_of(self.methods.values())
         self.metrics = {metric.call: metric for metric in build_metrics(plan.metrics, plan.protocol)}
-        about = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
-        self.model_hash = _hash(view.fingerprint(), about)
+        preprocessing = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
+        self.model_hash = _hash(view.fingerprint(), preprocessing)
         self.data_name = data_name(plan.data)
-        self.size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
+        self.batch_size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
         self.pairs: list[Pair] = [
             (method, metric, kind)
             for method in self.methods
             for metric in self.metrics
-            if self._affordable(method, metric)
+            if self._is_affordable(method, metric)
             for kind in self.explained
         ]
         self.written = time.monotonic()
 
-    def go(self, positions: Sequence[int] | None, done: Mapping[str, str | None]) -> None:
-        """Images in order, but for what is done (key → error); those that lack the same go together."""
-        waiting = dict[tuple[Pair, ...], list[tuple[Example, str]]]()
-        places = range(len(self.data)) if positions is None else positions
-        with ExitStack() as stack:
-            stack.callback(self._flush)
-            for count, place in enumerate(places, 1):
-                read = self._read(place, done)
-                if read is not None:
-                    waiting.setdefault(read[0], []).append(read[1:])
-                for pairs, group in list(waiting.items()):
-                    if len(group) == self.size or count == len(places):
-                        self._measure(waiting.pop(pairs), pairs)
-                self._tell(count, len(places))
+    def check_metrics(self) -> None:
+        """Refuses a metric that applies to none of the first images, as ``evaluate`` does.
 
-    def _read(self, place: int, done: Mapping[str, str | None]) -> tuple[tuple[Pair, ...], Example, str] | None:
-        """What an image lacks, the image and its hash; None if nothing, or if it is broken."""
+        The default metrics are meant for all data and not checked. Of several models only the first is checked, and
+        not for tokens: what another model lacks is a gap in a table of both.
+        """
+        plan = self.plan
+        if self.name != plan.models[0].name or [split_call(call)[0] for call in plan.metrics] == METRICS:
+            return
+        needs = [need for need in CHECKED_NEEDS if need != "tokens" or len(plan.models) == 1]
+        unmet = [
+            metric for metric in self.metrics.values() if isinstance(metric, MapMetric) and metric.info.needs in needs
+        ]
+        cases: list[Case] = []
+        for position in range(min(CHECKED_IMAGES, len(self.data))):
+            if not unmet:
+                return
+            try:
+                self.read_ahead[position] = self.data[position]
+                case = self._case(self.read_ahead[position])
+            except Exception:  # a broken image, or one that the model fails on, becomes a row of the run
+                continue
+            cases.append(case)
+            unmet = [metric for metric in unmet if case.lacks(metric.info.needs)]
+        if cases:
+            check_apply(unmet, cases)
+
+    def _case(self, example: Example) -> Case:
+        """An image with its annotations and an empty map."""
+        view = self.view
+        pixels = view.check_images(view.preprocess(example.image)[None])
+        label = own_class(view, example, self.remap)
+        target = label if "label" in self.explained else None
+        if target is None:
+            with torch.no_grad():
+                target = int(view.class_scores(view.logits(pixels)).argmax(1))
+        annotations = annotated(view, example, target, label, self.remap)
+        empty = torch.zeros(view.size)
+        return Case(view=view, pixels=pixels, target=target, predicted=target, label=label, map=empty, **annotations)
+
+    def measure(self, positions: Sequence[int] | None, done: Mapping[str, str | None]) -> None:
+        """Measures images in order, except for rows in ``done`` (key → error); images that lack the same rows are
+        batched together.
+        """
+        waiting = dict[tuple[Pair, ...], list[tuple[Example, str]]]()
+        positions = range(len(self.data)) if positions is None else positions
         try:
-            example = self.data[place]
+            for count, position in enumerate(positions, 1):
+                example = self._read(position, done)
+                if example is not None:
+                    digest = _hash(example.id, image_hash(example.image), _annotation_hash(example))
+                    missing = tuple(pair for pair in self.pairs if self._is_missing(self._key(digest, pair), done))
+                    if missing:
+                        waiting.setdefault(missing, []).append((example, digest))
+                    else:
+                        self.outcome.known += 1
+                for pairs, group in list(waiting.items()):
+                    if len(group) == self.batch_size or count == len(positions):
+                        self._measure(waiting.pop(pairs), pairs)
+                self._report(count, len(positions))
+        finally:
+            self._flush()
+
+    def _read(self, position: int, done: Mapping[str, str | None]) -> Example | None:
+        """An image; None if it cannot be read, which becomes a row."""
+        try:
+            example = self.read_ahead.pop(position, None) or self.data[position]
         except Exception as error:
-            name = self.data.ids[place]
-            if self._lacks(key := self._reading_key(name), done):
-                self._note([{"image": name, "error": _told(error), "key": key}], errors=1)
+            name = self.data.ids[position]
+            if self._is_missing(key := self._reading_key(name), done):
+                self._add([{"image": name, "error": _message(error), "key": key}])
             return None
         if done.get(key := self._reading_key(example.id)):  # it could not be read before
-            self._keep([{"image": example.id, "key": key}])
-        content = image_hash(example.image)
-        about = _hash(example.id, content, _annotations(example))
-        lacking = tuple(pair for pair in self.pairs if self._lacks(self._key(about, pair), done))
-        if not lacking:
-            self.outcome.known += 1
-            return None
-        return lacking, example, about
+            self._store([{"image": example.id, "key": key}])
+        return example
 
-    def _lacks(self, key: str, done: Mapping[str, str | None]) -> bool:
-        """Whether a row is still to be made; one that failed is not, unless it shall be tried again."""
+    def _is_missing(self, key: str, done: Mapping[str, str | None]) -> bool:
+        """Whether a row is to be computed; a failed one only if ``retry``."""
         if key not in done:
             return True
         reason = done[key]
@@ -223,81 +276,67 @@ class ModelRun:
         return False
 
     def _measure(self, group: list[tuple[Example, str]], pairs: tuple[Pair, ...]) -> None:
-        """All rows of some images, put into the buffer together."""
-        hashes = {id(example): about for example, about in group}
+        """Adds all rows of a batch of images together."""
+        examples = [example for example, _ in group]
+        digests = {id(example): digest for example, digest in group}
         rows: list[dict[str, Any]] = []
-        errors, sights = 0, dict[int, Sight]()
+        sights = dict[int, Sight]()
         if self.view.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.view.device)
         for kind in self.explained:
-            wanted: dict[str, list[str]] = {}
+            calls: dict[str, list[str]] = {}
             for method, metric, explained in pairs:
                 if explained == kind:
-                    wanted.setdefault(method, []).append(metric)
-            for result in self._results([example for example, _ in group], wanted, kind):
+                    calls.setdefault(method, []).append(metric)
+            tasks = [Task(self.methods[call], [self.metrics[name] for name in names]) for call, names in calls.items()]
+            for result in self._attempt(examples, tasks, kind):
                 if isinstance(result, Failure):
-                    errors += 1
-                    example, made = result.example, self._failed(result)
+                    example, results = result.example, _failed_rows(result)
                 else:
-                    example, made = result.sight.example, self._rows(result)
+                    example, results = result.sight.example, self._rows(result)
                     sights[id(example)] = result.sight
-                about = hashes[id(example)]
-                for pair, row in made:
-                    rows.append({**row, "metric": pair[1], "key": self._key(about, pair), "image_hash": about})
-        self._note(rows, errors)
+                digest = digests[id(example)]
+                for row in results:
+                    key = self._key(digest, (result.method.call, row["metric"], kind))
+                    rows.append({**row, "key": key, "image_hash": digest})
+        self._add(rows)
         self.outcome.images += len(group)
         if self.plan.maps:
-            self.pictures += [self._picture(sights[id(example)]) for example, _ in group if id(example) in sights]
+            self.buffer.add_pictures(
+                [self._picture(sights[id(example)]) for example in examples if id(example) in sights]
+            )
 
-    def _results(
-        self, examples: list[Example], wanted: dict[str, list[str]], kind: Explained
-    ) -> list[Finding | Failure]:
-        """What is measured; what fails was tried image by image and metric by metric."""
-        tasks = [
-            Task(self.methods[method], [self.metrics[name] for name in metrics]) for method, metrics in wanted.items()
-        ]
-        chunk = FIXED_CHUNK if self.plan.deterministic else None
-        evaluation = Evaluation(self.view, tasks, (kind,), self.remap, chunk, self.traces)
+    def _attempt(self, examples: Sequence[Example], tasks: Sequence[Task], kind: Explained) -> list[Finding | Failure]:
+        """The results of a batch; images that fail as a batch are tried alone."""
+        chunk_size = FIXED_CHUNK if self.plan.deterministic else None
         try:
-            return evaluation.attempt(examples)
+            return Evaluation(self.view, tasks, (kind,), self.remap, chunk_size, self.traces).attempt(examples)
         except Exception as error:  # of the images or the model itself, not of a method
             if len(examples) > 1:
-                return [result for example in examples for result in self._results([example], wanted, kind)]
-            return [
-                Failure(examples[0], task.method, [metric], kind, error) for task in tasks for metric in task.metrics
-            ]
+                return [result for example in examples for result in self._attempt([example], tasks, kind)]
+            return [Failure(examples[0], task.method, task.metrics, kind, error) for task in tasks]
 
-    def _rows(self, finding: Finding) -> Iterator[tuple[Pair, dict[str, Any]]]:
-        call, example = finding.method.call, finding.sight.example
+    def _rows(self, finding: Finding) -> Iterator[dict[str, Any]]:
         if self.plan.maps:
             values = finding.map.float()
             if tuple(values.shape) != self.view.cells:
                 values = F.adaptive_avg_pool2d(values[None, None], self.view.cells)[0, 0]
-            largest = values.abs().max()  # to 1, or what is small would be nothing in fp16
-            key = f"{self.name}|{example.id}|{call}|{finding.explained}"
-            self.maps[key] = values / largest if largest > 0 else values
-        for (metric, _), row in zip(finding.scores, finding.rows(), strict=True):
-            yield (call, metric.call, finding.explained), {**row, "label": finding.sight.label}
+            largest = values.abs().max()  # scaled to 1: small values would underflow in fp16
+            name = f"{self.name}|{finding.sight.example.id}|{finding.method.call}|{finding.explained}"
+            self.buffer.add_maps({name: values / largest if largest > 0 else values})
+        for row in finding.rows():
+            yield {**row, "label": finding.sight.label}
 
-    def _failed(self, failure: Failure) -> Iterator[tuple[Pair, dict[str, Any]]]:
-        method = failure.method
-        about = {"method": method.info.name, "params": json.dumps(method.given(), sort_keys=True)}
-        reason = failure.error
-        message = str(reason) if isinstance(reason, VitrailError) else f"{type(reason).__name__}: {reason}"
-        row = {**about, "image": failure.example.id, "explained": failure.explained, "error": message}
-        for metric in failure.metrics:
-            yield (method.call, metric.call, failure.explained), row
-
-    def _note(self, rows: list[dict[str, Any]], errors: int) -> None:
-        """Keeps rows, counts them, and has them told to whoever watches."""
-        self._keep(rows)
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        """Stores rows, counts them, and keeps them for the next step."""
+        self._store(rows)
+        errors = [row["error"] for row in rows if row.get("error")]
         self.outcome.rows += len(rows)
-        self.outcome.errors += errors
-        if errors and self.outcome.first_error is None:
-            self.outcome.first_error = next(row["error"] for row in rows if row.get("error"))
-        self.fresh += rows
+        self.outcome.errors += len(errors)
+        self.outcome.first_error = self.outcome.first_error or next(iter(errors), None)
+        self.new_rows += rows
 
-    def _keep(self, rows: list[dict[str, Any]]) -> None:
+    def _store(self, rows: list[dict[str, Any]]) -> None:
         """Puts rows into the buffer, which becomes a part every few seconds."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if self.view.device.type == "cuda":
@@ -305,33 +344,21 @@ class ModelRun:
         common = {"model": self.name, "model_hash": self.model_hash, "data": self.data_name, "memory": peak}
         empty = {"method": "", "params": "{}", "metric": "", "value": float("nan"), "explained": ""}
         now = datetime.now(UTC)
-        self.buffer += [{**empty, **row, **common, "time": now} for row in rows]
+        self.buffer.add_rows([{**empty, **row, **common, "time": now} for row in rows])
 
-    def _tell(self, done: int, total: int) -> None:
+    def _report(self, done: int, total: int) -> None:
         if time.monotonic() - self.written > EVERY:
             self._flush()
         if self.watch is not None:
-            self.watch(Step(self.name, done, total, self.fresh))
-        self.fresh = []
+            self.watch(Step(self.name, done, total, self.new_rows))
+        self.new_rows = []
 
     def _flush(self) -> None:
-        """Writes what is in the buffer; rows last, so that what they speak of is there.
-
-        What is interrupted is still there for the next call, and what was just written is there twice at worst.
-        """
-        if self.maps:
-            self.keeper.add_maps(self.maps)
-            self.maps = {}
-        if self.pictures:
-            self.keeper.add_pictures(self.pictures)
-            self.pictures = []
-        if self.buffer:
-            self.keeper.add_rows(self.buffer)
-            self.buffer = []
+        self.buffer.flush(self.sink)
         self.written = time.monotonic()
 
     def _picture(self, sight: Sight) -> dict[str, Any]:
-        """A thumbnail of what the model saw, with what it said."""
+        """A thumbnail of the model input, with the prediction."""
         thumbnail = self.view.preprocessing.denormalise(sight.pixels[0])
         thumbnail.thumbnail((THUMBNAIL, THUMBNAIL))
         buffer = io.BytesIO()
@@ -345,27 +372,25 @@ class ModelRun:
             "probability": sight.predicted_probability,
         }
 
-    def _affordable(self, method: str, metric: str) -> bool:
-        spared = self.metrics[metric].info.name in self.plan.cheap_only
-        return not spared or sum(self.methods[method].passes()) <= CHEAP
+    def _is_affordable(self, method: str, metric: str) -> bool:
+        restricted = self.metrics[metric].info.name in self.plan.cheap_only
+        return not restricted or sum(self.methods[method].passes()) <= CHEAP
 
     def _reading_key(self, name: str) -> str:
-        """Of the row that says that an image cannot be read: without its content its name must do."""
+        """Key of the row for an image that cannot be read: its content is unknown, so the key uses its name."""
         return _hash(self.model_hash, self.data_name, name)
 
-    def _key(self, about: str, pair: Pair) -> str:
+    def _key(self, image_digest: str, pair: Pair) -> str:
         method, metric = self.methods[pair[0]], self.metrics[pair[1]]
-        how = [method.info.name, method.version, method.params]
-        what: list[Any] = [metric.info.name, metric.version, metric.params]
-        return _hash(about, self.model_hash, json.dumps([how, what, pair[2]], sort_keys=True, default=str))
-
-
-def _told(error: Exception) -> str:
-    return printable(str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}")
+        calls: list[Any] = [
+            [method.info.name, method.version, method.params],
+            [metric.info.name, metric.version, metric.params],
+        ]
+        return _hash(image_digest, self.model_hash, json.dumps([*calls, pair[2]], sort_keys=True, default=str))
 
 
 def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
-    """The traces that methods will ask for; a method that refuses its parameters does so when it runs."""
+    """The traces that methods will request; a method that refuses its parameters does so when it runs."""
     specs: list[TraceSpec] = []
     for method in methods:
         with suppress(VitrailError):
@@ -373,8 +398,25 @@ def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
     return specs
 
 
-def _annotations(example: Example) -> str:
-    """A hash of what is known about an image: other annotations are other results."""
+def _failed_rows(failure: Failure) -> Iterator[dict[str, Any]]:
+    method = failure.method
+    for metric in failure.metrics:
+        yield {
+            "image": failure.example.id,
+            "method": method.info.name,
+            "params": json.dumps(method.given(), sort_keys=True),
+            "metric": metric.call,
+            "explained": failure.explained,
+            "error": _message(failure.error),
+        }
+
+
+def _message(error: Exception) -> str:
+    return printable(str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}")
+
+
+def _annotation_hash(example: Example) -> str:
+    """A hash of an image's annotations: with other annotations the results differ."""
     digest = hashlib.blake2b(repr(example.label).encode(), digest_size=16)
     for item in example.objects:
         digest.update(repr((item.label, item.box)).encode())

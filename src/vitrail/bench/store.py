@@ -1,4 +1,4 @@
-"""A run folder: append-only parts, each written completely or not at all, and left out where it is damaged."""
+"""A run folder: append-only parts, each written atomically; damaged parts are skipped."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 SUFFIXES = {"rows": "parquet", "maps": "safetensors", "pictures": "parquet"}
-DAMAGED = ".damaged"  # behind the name of a part that was set aside
-NEEDED = ["key", "time", "method", "error"]  # columns without which rows cannot be told from each other
+DAMAGED = ".damaged"  # suffix of a part that was set aside
+REQUIRED = ["key", "time", "method", "error"]  # columns that identify a row
 NAME = re.compile(r"part-\d+-([0-9a-f]{16})\.\w+")  # with a digest of the content; names of older parts have none
 
 T = TypeVar("T")
@@ -57,16 +58,49 @@ def schema() -> pa.Schema:
     ])  # fmt: skip
 
 
-class Keeper(Protocol):
-    """Who takes what a run found."""
+class Sink(Protocol):
+    """Takes the results of a run."""
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
     def add_maps(self, maps: Mapping[str, Tensor]) -> None: ...
     def add_pictures(self, pictures: Sequence[Mapping[str, Any]]) -> None: ...
 
 
-def _claimed(file: IO[str]) -> bool:
-    """Whether the lock is ours; a process that was just killed may leave a child that holds it for a moment."""
+@dataclass
+class Buffer:
+    """A sink in memory."""
+
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    maps: dict[str, Tensor] = field(default_factory=dict)
+    pictures: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.rows += rows
+
+    def add_maps(self, maps: Mapping[str, Tensor]) -> None:
+        self.maps |= {name: values.detach().to("cpu", torch.float16) for name, values in maps.items()}
+
+    def add_pictures(self, pictures: Sequence[Mapping[str, Any]]) -> None:
+        self.pictures += pictures
+
+    def flush(self, sink: Sink) -> None:
+        """Moves everything to a sink; rows last, so that their maps and pictures are there.
+
+        If interrupted, the rest stays for the next call; at worst the last part is written twice.
+        """
+        if self.maps:
+            sink.add_maps(self.maps)
+            self.maps = {}
+        if self.pictures:
+            sink.add_pictures(self.pictures)
+            self.pictures = []
+        if self.rows:
+            sink.add_rows(self.rows)
+            self.rows = []
+
+
+def _acquire(file: IO[str]) -> bool:
+    """Whether the lock was acquired; the child of a process that was just killed may hold it for a moment."""
     for pause in (0, 0.1, 0.3, 0.6):
         time.sleep(pause)
         with suppress(OSError):
@@ -76,30 +110,30 @@ def _claimed(file: IO[str]) -> bool:
 
 
 class Store:
-    """The results of a run. Any number may read; one writes at a time (see ``locked``)."""
+    """The results of a run. Any number of processes may read; one writes at a time (see ``locked``)."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.damaged: dict[str, str] = {}  # parts that were left out, and why
+        self.damaged: dict[str, str] = {}  # skipped parts → reason
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from this run; the system lets go of the lock however this process ends."""
+        """Locks the run for this process; the system releases the lock however the process ends."""
         try:
-            made = not self.folder.exists()
+            is_new = not self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
             file = open(self.folder / LOCK, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
         except OSError as error:
             raise VitrailError(f"cannot write into the run folder {self.folder}: {error.strerror or error}.") from None
         with file:
-            if not _claimed(file):
+            if not _acquire(file):
                 file.seek(0)
-                who = file.read().strip() or "another process"
+                owner = file.read().strip() or "another process"
                 raise VitrailError(
-                    f"{self.folder} is being worked on by {who}: wait for it, or watch it with vitrail bench --watch "
+                    f"{self.folder} is locked by {owner}: wait for it, or watch it with vitrail bench --watch "
                     f"{self.folder}."
                 )
-            with suppress(OSError):  # a full disk: who has the lock is only for others to read
+            with suppress(OSError):  # a full disk: the owner is only information for others
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}")
                 file.flush()
@@ -107,7 +141,7 @@ class Store:
                 self._set_damaged_aside()
                 yield
             except BaseException:
-                if made and [path.name for path in self.folder.iterdir()] == [LOCK]:  # the run never began
+                if is_new and [path.name for path in self.folder.iterdir()] == [LOCK]:  # the run never started
                     (self.folder / LOCK).unlink()
                     self.folder.rmdir()
                 raise
@@ -116,25 +150,25 @@ class Store:
         return Plan.read(self.folder / "plan.toml")
 
     def environment(self) -> dict[str, Any]:
-        """Where and with what it ran; empty where that was not noted, or is damaged."""
+        """Versions and device of the run; empty if not recorded, or damaged."""
         path = self.folder / "environment.json"
         try:
             about = json.loads(path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            warnings.warn(f"{path} is left out, it cannot be read: {error}.", stacklevel=2)
+            warnings.warn(f"{path} is skipped because it cannot be read: {error}.", stacklevel=2)
             return {}
         return about if isinstance(about, dict) else {}
 
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
-        """Notes the plan, and where and with what it runs (see ``environment``)."""
+        """Records the plan and the environment (see ``environment``)."""
         plan.write(self.folder / "plan.toml")
         text = json.dumps(about, indent=1).encode()
         save_atomically(self.folder / "environment.json", lambda file: file.write(text))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes a part; all of its rows or none."""
+        """Writes a part, all of its rows or none."""
         import pyarrow as pa
 
         columns = schema()
@@ -144,8 +178,8 @@ class Store:
     def add_maps(self, maps: Mapping[str, Tensor]) -> None:
         from safetensors.torch import save
 
-        content = save({name: one.detach().to("cpu", torch.float16).contiguous() for name, one in maps.items()})
-        self._add("maps", content)
+        half = {name: values.detach().to("cpu", torch.float16).contiguous() for name, values in maps.items()}
+        self._add("maps", save(half))
 
     def add_pictures(self, pictures: Sequence[Mapping[str, Any]]) -> None:
         import pyarrow as pa
@@ -153,39 +187,39 @@ class Store:
         self._add("pictures", _as_parquet(pa.Table.from_pylist(list(pictures))))
 
     def rows(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """All rows; of a key that is there twice the last. A damaged part is left out with a warning.
+        """All rows; of equal keys the last. A damaged part is skipped with a warning.
 
-        A row without method and error says that an image can be read again: it takes away the error, and itself.
+        A row without method and error marks an image as readable again: it removes the earlier error and itself.
         """
         import pandas as pd
         import pyarrow as pa
 
-        wanted = None if columns is None else list(dict.fromkeys([*columns, *NEEDED]))
-        tables = list(self._read("rows", lambda content: _rows(content, wanted)))
-        tables = tables or [schema().empty_table().select(wanted or schema().names)]
-        whole = pa.concat_tables(tables, promote_options="default")  # parts of an older version may lack a column
-        frame = whole.to_pandas(timestamp_as_object=False)
+        selected = None if columns is None else list(dict.fromkeys([*columns, *REQUIRED]))
+        tables = list(self._read("rows", lambda content: _rows(content, selected)))
+        tables = tables or [schema().empty_table().select(selected or schema().names)]
+        table = pa.concat_tables(tables, promote_options="default")  # parts of an older version may lack a column
+        frame = table.to_pandas(timestamp_as_object=False)
         assert isinstance(frame, pd.DataFrame)
         last = frame.sort_values("time", kind="stable").drop_duplicates("key", keep="last")
         return last[(last["method"] != "") | last["error"].notna()].reset_index(drop=True)
 
     def done(self, maps: bool = False) -> dict[str, str | None]:
-        """The keys of all rows, and of those that failed why.
+        """Key → error (None where the row has a value) of all rows.
 
         Args:
-            maps: where maps or pictures were set aside, only rows that have theirs count.
+            maps: if maps or pictures were set aside as damaged, leave out rows that lack theirs.
         """
         rows = self.rows(["model", "image", "params", "explained"])
         if maps and any((self.folder / "maps").glob(f"*{DAMAGED}")):
-            known = {_map_key(name) for part in self.map_parts() for name in part}
+            stored = {_map_key(name) for part in self.map_parts() for name in part}
             names = zip(rows["model"], rows["image"], rows["method"], rows["params"], rows["explained"], strict=True)
-            shown = [(f"{model}|{image}", *rest) in known for model, image, *rest in names]
-            rows = rows[rows["error"].notna() | np.array(shown, dtype=bool)]
+            has_map = [(f"{model}|{image}", *rest) in stored for model, image, *rest in names]
+            rows = rows[rows["error"].notna() | np.array(has_map, dtype=bool)]
         if maps and any((self.folder / "pictures").glob(f"*{DAMAGED}")):
             pictures = self.pictures()
-            pictured = set(zip(pictures["model"], pictures["image"], strict=True))
-            shown = [pair in pictured for pair in zip(rows["model"], rows["image"], strict=True)]
-            rows = rows[rows["error"].notna() | np.array(shown, dtype=bool)]
+            pairs = set(zip(pictures["model"], pictures["image"], strict=True))
+            has_picture = [pair in pairs for pair in zip(rows["model"], rows["image"], strict=True)]
+            rows = rows[rows["error"].notna() | np.array(has_picture, dtype=bool)]
         failed = rows["error"].notna()
         return {
             **dict.fromkeys(rows["key"][~failed]),
@@ -193,19 +227,19 @@ class Store:
         }
 
     def maps(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Maps by their names: model, image, method and explained class, with bars between them."""
+        """Maps by name: model|image|method|explained class."""
         return {name: values for part in self.map_parts() for name, values in part.items()}
 
     def map_parts(self) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """The same part by part: all of them may be more than fits in memory."""
+        """The same, part by part: all maps may not fit in memory."""
         return self._read("maps", _maps)
 
     def pictures(self) -> pd.DataFrame:
         import pandas as pd
 
         parts = list(self._read("pictures", _pictures))
-        whole = pd.concat(parts) if parts else pd.DataFrame(columns=["model", "image"])
-        return whole.drop_duplicates(["model", "image"], keep="last").reset_index(drop=True)
+        pictures = pd.concat(parts) if parts else pd.DataFrame(columns=["model", "image"])
+        return pictures.drop_duplicates(["model", "image"], keep="last").reset_index(drop=True)
 
     def _add(self, kind: str, content: bytes) -> None:
         name = f"part-{time.time_ns():020d}-{_digest(content)}.{SUFFIXES[kind]}"
@@ -215,13 +249,13 @@ class Store:
         return sorted((self.folder / kind).glob(f"part-*.{SUFFIXES[kind]}"))
 
     def _read(self, kind: str, parse: Callable[[bytes], T]) -> Iterator[T]:
-        """What the parts of a kind hold, but for those that are damaged."""
+        """The content of the undamaged parts of a kind."""
         for path in self._parts(kind):
-            with suppress(DamagedError, FileNotFoundError):  # or the one who writes has just set it aside
+            with suppress(DamagedError, FileNotFoundError):  # or the writing process has just set it aside
                 yield self._read_part(path, parse)
 
     def _set_damaged_aside(self) -> None:
-        """Renames every damaged part: what it held is missing then, and measured again."""
+        """Renames every damaged part, so that its rows are measured again."""
         for kind, parse in (("rows", _rows), ("maps", _maps), ("pictures", _pictures)):
             for path in self._parts(kind):
                 try:
@@ -239,7 +273,7 @@ class Store:
         try:
             digest = NAME.fullmatch(path.name)
             if digest is not None and digest[1] != _digest(content):
-                raise ValueError("its content is not what was written")
+                raise ValueError("its checksum does not match")
             return parse(content)
         except MemoryError:
             raise
@@ -247,15 +281,15 @@ class Store:
             reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
             self.damaged[f"{path.parent.name}/{path.name}"] = reason
             warnings.warn(
-                f"{path} is damaged ({reason}): it is left out; vitrail bench sets it aside, as {path.name}{DAMAGED}, "
-                "and measures again what it held.",
+                f"{path} is damaged ({reason}) and skipped: vitrail bench renames it to {path.name}{DAMAGED} and "
+                "measures its rows again.",
                 stacklevel=2,
             )
             raise DamagedError from error
 
 
 class DamagedError(Exception):
-    """A part that does not hold what was written."""
+    """A part whose content is not what was written."""
 
 
 def _digest(content: bytes) -> str:
@@ -275,11 +309,12 @@ def _rows(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
     import pyarrow.parquet as pq
 
     table = pq.read_table(io.BytesIO(content), columns=columns)
-    missing = [name for name in NEEDED if name not in table.column_names]
+    missing = [name for name in REQUIRED if name not in table.column_names]
     if missing:
-        raise ValueError(f"it has no column {missing[0]}")
+        raise ValueError(f"no column {missing[0]}")
     known = schema()
-    return table.cast(pa.schema([known.field(own.name) if own.name in known.names else own for own in table.schema]))
+    fields = [known.field(column.name) if column.name in known.names else column for column in table.schema]
+    return table.cast(pa.schema(fields))
 
 
 def _maps(content: bytes) -> dict[str, np.ndarray[Any, Any]]:
@@ -293,19 +328,19 @@ def _pictures(content: bytes) -> pd.DataFrame:
 
     pictures = pd.read_parquet(io.BytesIO(content))
     if not {"model", "image", "jpeg"} <= set(pictures.columns):
-        raise ValueError("it has no pictures of images")
+        raise ValueError("no pictures of images")
     return pictures
 
 
 def _map_key(name: str) -> tuple[str, ...]:
-    """The name of a map as its rows have it: model and image, method, parameters, explained class."""
-    whose, call, explained = name.rsplit("|", 2)
+    """The name of a map as in its rows: model and image, method, parameters, explained class."""
+    image, call, explained = name.rsplit("|", 2)
     method, params = split_call(call)
-    return whose, method, json.dumps(params, sort_keys=True), explained
+    return image, method, json.dumps(params, sort_keys=True), explained
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device and state of the code."""
+    """Versions, device and git state."""
     names = ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray")
     versions = {}
     for name in names:
@@ -326,16 +361,16 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit and whether anything is changed, where vitrail runs from a checkout."""
-    where = Path(__file__).parent
+    """Commit and whether the tree is dirty, if vitrail runs from a checkout."""
+    folder = Path(__file__).parent
 
-    def ask(*words: str) -> str:
-        command = ["git", "-C", str(where), *words]
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        if not ask("ls-files", "--error-unmatch", __file__):
+        if not git("ls-files", "--error-unmatch", __file__):
             return None
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from vitrail.bench.cluster import run_on_cluster
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.run import Outcome, Step, load_model
+from vitrail.bench.run import Outcome, Step, load_model, open_plan_data
 from vitrail.bench.run import run as run_plan
 from vitrail.bench.store import Store
 from vitrail.calls import split_list
@@ -68,21 +68,23 @@ def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = N
         return load_model(replace(spec, options={"device": device, **spec.options}))
 
     told.print(f"Run [bold]{escape(str(out))}[/]: Ctrl-C keeps what is done, the same command goes on.", soft_wrap=True)
-    store, ids = Store(out), image_ids(plan)
-    board = board_of(plan, store, ids, errors=not retry)  # which are tried again
+    store, data = Store(out), open_plan_data(plan)
+    board = board_of(plan, store, data.ids, errors=not retry)  # which are tried again
     live = Live(board, console=told, refresh_per_second=1) if told.is_terminal else None
     watch = board.see if live else Lines(board, told).see
     try:
         with live or nullcontext(), watched(lambda what, done, total: None):  # bars within an image would disturb
             if cluster is None:
-                outcome = run_plan(plan, out, load=load, watch=watch, retry=retry)
+                outcome = run_plan(plan, out, load=load, watch=watch, retry=retry, data=data)
             else:
-                outcome = run_on_cluster(plan, out, cluster, load=load, watch=watch, retry=retry, workers=workers)
-            final = board_of(plan, store, ids)
+                outcome = run_on_cluster(
+                    plan, out, cluster, load=load, watch=watch, retry=retry, workers=workers, data=data
+                )
+            final = board_of(plan, store, data.ids)
             if live:
                 live.update(final)
     except VitrailError as error:
-        if board.begin or isinstance(error.__cause__, OSError):
+        if board.started or isinstance(error.__cause__, OSError):
             _tell_kept(told, out)
         raise
     if not live:
@@ -127,7 +129,7 @@ def watch_run(folder: Path, every: float = 2.0, once: bool = False) -> None:
             for spec in plan.models:
                 first.start(spec.name, began)
             board = board_of(plan, store, ids)
-            board.begin, board.baseline = first.begin, first.baseline
+            board.started, board.baseline = first.started, first.baseline
             live.update(board, refresh=True)
             if once or board.complete:
                 return

@@ -17,10 +17,10 @@ from vitrail.bench.plan import ModelSpec
 from vitrail.bench.run import Loader, Step, load_model
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
-from vitrail.papers.catalogue import Target, targets
-from vitrail.papers.cells import Cell
+from vitrail.papers.catalogue import PaperTarget, targets
+from vitrail.papers.cells import PaperCell
 from vitrail.papers.claims import Verdict
-from vitrail.papers.reproduction import Result, reproduce
+from vitrail.papers.reproduction import Reproduction, reproduce
 from vitrail.progress import counted
 
 ARROWS = {1: " ↑", -1: " ↓", 0: ""}
@@ -33,7 +33,7 @@ def list_targets(pattern: str = "*") -> list[dict[str, Any]]:
     return [_about(one) for name, one in targets().items() if fnmatchcase(name, pattern)]
 
 
-def _about(target: Target) -> dict[str, Any]:
+def _about(target: PaperTarget) -> dict[str, Any]:
     data = [f"[{one.name}]" if one.optional else one.name for one in target.needs()]
     return {
         "target": target.name,
@@ -124,7 +124,7 @@ class Bar:
             self.bar.close()
 
 
-def show_result(result: Result, told: Console) -> None:
+def show_result(result: Reproduction, told: Console) -> None:
     """Tables, then the paper's statements, then what one should know."""
     told.print(f"\n[bold]{escape(result.target.name)}[/] {escape(result.target.title)}", soft_wrap=True)
     told.print(f"[dim]{escape(result.target.paper)}. Cells: measured / published, difference.[/]", soft_wrap=True)
@@ -140,7 +140,7 @@ def show_result(result: Result, told: Console) -> None:
     told.print(f"Table: [bold]{escape(str(result.folder / 'table.csv'))}[/]", soft_wrap=True)
 
 
-def draw(result: Result, width: int) -> Iterator[Table]:
+def draw(result: Reproduction, width: int) -> Iterator[Table]:
     """As many columns at a time as fit, with the rows that have a cell there."""
     texts = _texts(result)
     first = max(len(row) for row in result.rows()) + 2
@@ -163,7 +163,7 @@ def draw(result: Result, width: int) -> Iterator[Table]:
         yield table
 
 
-def _texts(result: Result) -> dict[str, dict[str, str]]:
+def _texts(result: Reproduction) -> dict[str, dict[str, str]]:
     """Column → row → what its cell says."""
     digits = {column.label: column.digits for column in result.target.columns}
     texts: dict[str, dict[str, str]] = {label: {} for label in digits}
@@ -176,7 +176,7 @@ def _width(texts: Mapping[str, str]) -> int:
     return max((len(text) for text in texts.values()), default=0) + 2
 
 
-def as_text(cell: Cell, digits: int) -> str:
+def as_text(cell: PaperCell, digits: int) -> str:
     """0.53 / 0.52† +0.01"""
     own = "–" if math.isnan(cell.measured) else f"{cell.measured:.{digits}f}"
     if cell.published is None:
@@ -186,11 +186,11 @@ def as_text(cell: Cell, digits: int) -> str:
 
 
 def _judged(verdict: Verdict) -> str:
-    text, told = escape(verdict.claim.text), verdict.told
+    text, told = escape(verdict.claim.text), verdict.decided
     if verdict.holds is None:
         return f"? {text} [dim](not to be told from these cells)[/]"
     if verdict.holds:
         return f"[green]✓[/] {text}"
-    wrong = [column for column, held in verdict.found.items() if held is False and column]
+    wrong = [column for column, held in verdict.tests.items() if held is False and column]
     where = f" ({sum(told)} of {len(told)} columns; not {', '.join(wrong)})" if wrong else ""
     return f"[red]✗[/] {text}[dim]{escape(where)}[/]"

@@ -1,7 +1,8 @@
-"""From rows to statements: means with bootstrap intervals."""
+"""Means with bootstrap intervals, resampling, and rank correlation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,68 +13,113 @@ from torch import Tensor
 if TYPE_CHECKING:
     import pandas as pd
 
+Floats = NDArray[np.float64]
+Combine = Callable[[Any], Any]  # parts (..., n, k) → the value of a data set (...)
+
 RESAMPLES = 2000
 GROUP = ["method", "params", "metric", "explained"]
-_NUMBERS = 2**24  # held at once
+PERCENTILES = [2.5, 97.5]
+CHUNK = 2**22  # numbers held at once
 
 
 def interval(
-    values: NDArray[np.floating[Any]], combine: Any = None, resamples: int = RESAMPLES, seed: int = 0
+    values: NDArray[np.floating[Any]], combine: Combine | None = None, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
     """The 95 % percentile bootstrap interval of the mean of values (n,), or of ``combine`` of parts (n, k)."""
-    draw = np.random.default_rng(seed)
-    step = max(1, _NUMBERS // max(values.size, 1))
-    means = []
-    for start in range(0, resamples, step):
-        chosen = values[draw.integers(len(values), size=(min(step, resamples - start), len(values)))]
-        means.append(chosen.mean(1) if combine is None else combine(torch.from_numpy(chosen)).numpy())
-    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    low, high = np.percentile(resampled(values, combine, resamples, seed), PERCENTILES)
     return float(low), float(high)
+
+
+def resampled(
+    values: NDArray[np.floating[Any]], combine: Combine | None = None, resamples: int = RESAMPLES, seed: int = 0
+) -> Floats:
+    """(resamples,): means of values (n,), or ``combine`` of parts (n, k), over rows drawn with replacement."""
+    results = []
+    for rows in _draws(len(values), resamples, seed, values.size):
+        drawn = values[rows]
+        results.append(drawn.mean(1) if combine is None else combine(torch.from_numpy(drawn)).numpy())
+    return np.concatenate(results)
+
+
+def resampled_means(values: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+    """(n, k) → (resamples, k): the means of ``resampled`` for each column of finite values, in one product."""
+    n, means = len(values), []
+    for rows in _draws(n, resamples, seed, n):
+        places = rows + n * np.arange(len(rows))[:, None]
+        counts = np.bincount(places.ravel(), minlength=rows.size).reshape(rows.shape)
+        means.append(counts.astype(np.float64) @ values / n)
+    return np.concatenate(means)
+
+
+def _draws(n: int, resamples: int, seed: int, numbers: int) -> Iterator[NDArray[np.int64]]:
+    """Row indices (count, n), ``resamples`` in all; ``numbers`` are what the caller gathers per resample."""
+    generator, step = np.random.default_rng(seed), max(1, CHUNK // max(numbers, 1))
+    for start in range(0, resamples, step):
+        yield generator.integers(n, size=(min(step, resamples - start), n))
+
+
+def two_sided(differences: Floats) -> float:
+    """The p-value of resampled differences: twice the rarer side of zero, never zero itself."""
+    rarer = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
+    return min(1.0, 2 * (1 + rarer) / (1 + len(differences)))
 
 
 def summarise(rows: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> pd.DataFrame:
     """One line per method and metric: mean, 95 % bootstrap interval, number of images it applies to.
 
-    Of metrics whose value for a data set is no mean of values (``mean_iou``, ``box_localization`` as MaxBoxAcc), that.
+    Metrics whose value for a data set is not a mean of values (``mean_iou``, ``box_localization`` as MaxBoxAcc) give
+    that value instead.
     """
     import pandas as pd
 
     group = [name for name in GROUP if name in rows]
     lines = []
-    for key, own in rows.groupby(group, sort=False, dropna=False):
-        known = own[own["value"].notna()]
-        line = dict(zip(group, key, strict=True))
-        line.update(_summary(known, resamples, seed))
-        lines.append({**line, "n": len(known)})
+    for key, members in rows.groupby(group, sort=False, dropna=False):
+        known = members[members["value"].notna()]
+        mean, low, high = mean_with_interval(known, resamples, seed)
+        lines.append({**dict(zip(group, key, strict=True)), "mean": mean, "low": low, "high": high, "n": len(known)})
     return pd.DataFrame(lines)
 
 
-def _summary(rows: pd.DataFrame, resamples: int, seed: int) -> dict[str, float]:
+def mean_with_interval(rows: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
+    """(mean, low, high) of the rows of one metric, all with a value; NaN where there are none."""
     from vitrail.calls import split_call
     from vitrail.metrics.base import get_metric
 
     if rows.empty:
-        return {"mean": float("nan"), "low": float("nan"), "high": float("nan")}
+        return float("nan"), float("nan"), float("nan")
     if "parts" in rows and rows["parts"].notna().all():
         combine = get_metric(split_call(str(rows["metric"].iloc[0]))[0]).combine
-        parts = np.stack([np.asarray(one, dtype=np.float64) for one in rows["parts"]])
-        low, high = interval(parts, combine, resamples, seed)
-        return {"mean": float(combine(torch.from_numpy(parts))), "low": low, "high": high}
+        parts = stacked(rows["parts"])
+        return float(combine(torch.from_numpy(parts))), *interval(parts, combine, resamples, seed)
     values = rows["value"].to_numpy(dtype=np.float64)
-    low, high = interval(values, None, resamples, seed)
-    return {"mean": float(values.mean()), "low": low, "high": high}
+    return float(values.mean()), *interval(values, None, resamples, seed)
+
+
+def stacked(lists: pd.Series[Any]) -> Floats:
+    """(n, k): a column of lists of equal length."""
+    return np.stack([np.asarray(numbers, dtype=np.float64) for numbers in lists])
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's ρ, equal values sharing their mean rank; 0 where a map is constant."""
-    first, second = (_mean_ranks(m) for m in (a, b))
-    deviation = first.std(correction=0) * second.std(correction=0)
-    if deviation == 0:
-        return 0.0
-    return float(((first - first.mean()) * (second - second.mean())).mean() / deviation)
+    """Spearman's ρ of two maps; 0 where one is constant."""
+    flat = [values.detach().flatten()[None].double().cpu().numpy() for values in (a, b)]
+    return float(np.nan_to_num(rank_correlations(*flat)[0]))
 
 
-def _mean_ranks(values: Tensor) -> Tensor:
-    _, inverse, counts = values.flatten().double().unique(return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).double()
-    return (last - (counts.double() - 1) / 2)[inverse]
+def rank_correlations(a: Floats, b: Floats) -> Floats:
+    """(cases, n) twice → (cases,): Spearman's ρ over the places where neither is NaN; NaN where one is constant.
+
+    Equal values share their mean rank.
+    """
+    from scipy.stats import rankdata
+
+    both = ~np.isnan(a) & ~np.isnan(b)
+    centre = (both.sum(1, keepdims=True) + 1) / 2
+    x, y = (
+        np.where(both, rankdata(np.where(both, values, np.nan), axis=1, nan_policy="omit") - centre, 0.0)
+        for values in (a, b)
+    )
+    spread = np.sqrt((x**2).sum(1) * (y**2).sum(1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(spread > 0, np.clip((x * y).sum(1) / spread, -1, 1), np.nan)

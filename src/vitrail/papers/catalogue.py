@@ -1,4 +1,4 @@
-"""The papers' tables and figures as data: what was compared, how, and what came out (``papers/*.toml``)."""
+"""The papers' tables and figures as data: models, data, methods, metrics and published values (``tables/*.toml``)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any, Literal
 from vitrail.bench.plan import ModelSpec
 from vitrail.calls import join_call, split_call
 from vitrail.errors import VitrailError
+from vitrail.evaluation import Explained
 
 FOLDER = Path(__file__).parent / "tables"
-REQUIREMENTS = "data"  # the file that is no paper
+REQUIREMENTS = "data"  # the file that is not a paper
 LAYER = "{layer}"
 
-Explained = Literal["predicted", "label"]
 Better = Literal["higher", "lower", "none"]
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that the user brings: ``--data NAME=PATH``."""
+    """Data or weights that the user provides: ``--data NAME=PATH``."""
 
     name: str
     what: str
@@ -36,13 +36,13 @@ class Requirement:
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model as the paper used it. ``parameters`` are given to every method that has them."""
+    """A model as in the paper. ``parameters`` are passed to every method that has them."""
 
     key: str
     label: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    weights: str | None = None  # the requirement that brings them
+    weights: str | None = None  # the requirement that provides them
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
@@ -56,15 +56,15 @@ class PaperModel:
 
 @dataclass(frozen=True)
 class PaperData:
-    """Pictures as the paper chose them. In ``spec`` the names of requirements stand for their paths."""
+    """Images as selected by the paper. ``spec`` is a format string over the paths of requirements."""
 
     key: str
     spec: str
     images: int | None = None
     seed: int = 0
-    indices: bool = False  # whether the user may bring a list of positions
-    sha256: str | None = None  # of the paper's own list: its numbers with spaces between them
-    pictures: str | None = None  # a special choice of pictures, see reproduce.PICTURES
+    indices: bool = False  # whether the user may provide a list of positions
+    sha256: str | None = None  # of the paper's list of positions, joined by spaces
+    pictures: str | None = None  # "zebra_elephant": a special selection
     note: str = ""
 
     @property
@@ -72,7 +72,7 @@ class PaperData:
         return [name for _, name, _, _ in Formatter().parse(self.spec) if name]
 
     def replaced(self, data: Mapping[str, str]) -> str | None:
-        """A complete specification ("scenes:100") that the user gives in place of the first path."""
+        """A complete specification ("scenes:100") that replaces the first path."""
         from vitrail.data.names import DATA_NAMES
 
         first = data.get(self.needs[0], "")
@@ -80,20 +80,20 @@ class PaperData:
         return first if kind in DATA_NAMES and not Path(first).exists() else None
 
     def missing(self, data: Mapping[str, str]) -> list[str]:
-        """The requirements that are not there."""
+        """The requirements that were not provided."""
         return [] if self.replaced(data) else [name for name in self.needs if name not in data]
 
     def filled(self, data: Mapping[str, str]) -> str:
-        """As ``open_data`` takes it."""
+        """The specification for ``open_data``."""
         return self.replaced(data) or self.spec.format(**data)
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a table: a metric of one model on some data, explained for one class, and how it is read.
+class PaperColumn:
+    """A column of a table: a metric for one model, data set and explained class, and how its rows are aggregated.
 
-    ``image``: only pictures whose id begins so. ``where="wrong"``: only pictures that the model gets wrong. ``rows``
-    and ``without``: the rows that have a cell here.
+    ``image``: only images whose id starts with this. ``where="wrong"``: only misclassified images. ``rows`` and
+    ``without``: the rows that have a cell in this column.
     """
 
     label: str
@@ -108,7 +108,7 @@ class Column:
     where: Literal["", "wrong"] = ""
     rows: Sequence[str] | None = None
     without: Sequence[str] = ()
-    better: Better | None = None  # None = as the metric says
+    better: Better | None = None  # None = as for the metric
 
     def applies(self, row: str) -> bool:
         return row not in self.without and (self.rows is None or row in self.rows)
@@ -125,7 +125,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper and its test; with ``columns`` (globs) one test for each column that fits."""
+    """A statement of the paper and its test; with ``columns`` (globs) one test per matching column."""
 
     text: str
     test: str
@@ -134,7 +134,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A published row, or some of its cells, that cannot be right."""
+    """A published row, or some of its cells, with implausible values."""
 
     row: str
     note: str
@@ -142,17 +142,17 @@ class Doubt:
     columns: Sequence[str] = ("*",)
 
     def covers(self, row: str, column: str) -> bool:
-        return row == self.row and any(fnmatchcase(column, one) for one in self.columns)
+        return row == self.row and any(fnmatchcase(column, pattern) for pattern in self.columns)
 
 
 @dataclass(frozen=True)
-class Target:
+class PaperTarget:
     """One table or figure."""
 
     name: str
     title: str
     paper: str
-    columns: Sequence[Column]
+    columns: Sequence[PaperColumn]
     methods: Mapping[str, str]  # row → method call; {layer} stands for every layer of the model
     models: Mapping[str, PaperModel]
     data: Mapping[str, PaperData]
@@ -160,25 +160,25 @@ class Target:
     claims: Sequence[Claim] = ()
     doubts: Sequence[Doubt] = ()
     notes: Sequence[str] = ()
-    maps: bool = False  # whether maps and pictures are kept, for a figure that shows some
-    figure: str | None = None  # how the paper draws it: "radar"
+    maps: bool = False  # whether to store maps and pictures
+    figure: str | None = None  # kind of figure: "radar"
 
     def value(self, row: str, column: str) -> float | None:
-        """What the paper prints; None where it prints nothing."""
-        place = [one.label for one in self.columns].index(column)
-        own = self.published.get(row, ())
-        found = own[place] if place < len(own) else None
-        return None if found is None else float(found)
+        """The published value; None if there is none."""
+        place = [item.label for item in self.columns].index(column)
+        values = self.published.get(row, ())
+        value = values[place] if place < len(values) else None
+        return None if value is None else float(value)
 
     def doubt(self, row: str, column: str) -> Doubt | None:
-        return next((one for one in self.doubts if one.covers(row, column)), None)
+        return next((doubt for doubt in self.doubts if doubt.covers(row, column)), None)
 
     def needs(self) -> list[Requirement]:
-        """What the user must bring, and may bring."""
+        """What the user must or may provide."""
         known = requirements()
-        names = [name for one in self.data.values() for name in one.needs]
-        names += [one.weights for one in self.models.values() if one.weights]
-        names += ["indices"] if any(one.indices for one in self.data.values()) else []
+        names = [name for data in self.data.values() for name in data.needs]
+        names += [model.weights for model in self.models.values() if model.weights]
+        names += ["indices"] if any(data.indices for data in self.data.values()) else []
         return [known[name] for name in dict.fromkeys(names)]
 
     def call(self, row: str, model: PaperModel, layer: int | None = None) -> str:
@@ -196,55 +196,55 @@ def requirements() -> dict[str, Requirement]:
 
 
 @lru_cache(maxsize=1)
-def targets() -> dict[str, Target]:
+def targets() -> dict[str, PaperTarget]:
     """Every table and figure, paper by paper."""
     names = ["tis", "vit_cx", "vtranm", "skipplus", "libragrad"]
-    return {one.name: one for name in names for one in _targets(_read(name))}
+    return {target.name: target for name in names for target in _targets(_read(name))}
 
 
-def find_target(name: str) -> Target:
+def find_target(name: str) -> PaperTarget:
     """A table or figure by its name."""
-    wanted = name.strip().lower()
-    if wanted not in targets():
-        close = difflib.get_close_matches(wanted, [*targets()], n=4, cutoff=0.4)
+    key = name.strip().lower()
+    if key not in targets():
+        close = difflib.get_close_matches(key, [*targets()], n=4, cutoff=0.4)
         hint = f" Did you mean {', '.join(close)}?" if close else ""
         raise VitrailError(f"there is no target {name!r}.{hint} `vitrail reproduce --list` lists them.")
-    return targets()[wanted]
+    return targets()[key]
 
 
 def _read(name: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def _targets(paper: Mapping[str, Any]) -> list[Target]:
+def _targets(paper: Mapping[str, Any]) -> list[PaperTarget]:
     models = {key: PaperModel(key, **about) for key, about in paper["models"].items()}
     data = {key: PaperData(key, **about) for key, about in paper["data"].items()}
-    return [_target(one, paper, models, data) for one in paper["targets"]]
+    return [_target(about, paper, models, data) for about in paper["targets"]]
 
 
 def _target(
-    found: Mapping[str, Any], paper: Mapping[str, Any], models: dict[str, PaperModel], data: dict[str, PaperData]
-) -> Target:
-    unknown = found.keys() - {own.name for own in fields(Target)} - {"model", "explained"}
+    about: Mapping[str, Any], paper: Mapping[str, Any], models: dict[str, PaperModel], data: dict[str, PaperData]
+) -> PaperTarget:
+    unknown = about.keys() - {item.name for item in fields(PaperTarget)} - {"model", "explained"}
     if unknown:
-        raise VitrailError(f"{paper['name']}-{found['name']} has unknown keys: {', '.join(sorted(unknown))}.")
-    methods, columns = found["methods"], found["columns"]
+        raise VitrailError(f"{paper['name']}-{about['name']} has unknown keys: {', '.join(sorted(unknown))}.")
+    methods, tables = about["methods"], about["columns"]
     methods = paper["methods"][methods] if isinstance(methods, str) else methods
-    columns = paper["columns"][columns] if isinstance(columns, str) else columns
-    usual = {key: found[key] for key in ("model", "data", "explained") if key in found}
-    own = [Column(**{**usual, **one}) for one in columns]
-    return Target(
-        name=f"{paper['name']}-{found['name']}",
-        title=found["title"],
+    tables = paper["columns"][tables] if isinstance(tables, str) else tables
+    defaults = {key: about[key] for key in ("model", "data", "explained") if key in about}
+    columns = [PaperColumn(**{**defaults, **table}) for table in tables]
+    return PaperTarget(
+        name=f"{paper['name']}-{about['name']}",
+        title=about["title"],
         paper=paper["title"],
-        columns=own,
+        columns=columns,
         methods=methods,
-        models={one.model: models[one.model] for one in own},
-        data={one.data: data[one.data] for one in own},
-        published=found.get("published", {}),
-        claims=[Claim(**one) for one in found.get("claims", [])],
-        doubts=[Doubt(**one) for one in found.get("doubts", [])],
-        notes=[*found.get("notes", []), *paper["notes"]],
-        maps=found.get("maps", False),
-        figure=found.get("figure"),
+        models={column.model: models[column.model] for column in columns},
+        data={column.data: data[column.data] for column in columns},
+        published=about.get("published", {}),
+        claims=[Claim(**claim) for claim in about.get("claims", [])],
+        doubts=[Doubt(**doubt) for doubt in about.get("doubts", [])],
+        notes=[*about.get("notes", []), *paper["notes"]],
+        maps=about.get("maps", False),
+        figure=about.get("figure"),
     )

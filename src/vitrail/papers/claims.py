@@ -1,4 +1,4 @@
-"""Statements of the papers as tests of a table: ``rank('TIS', column) == 1``."""
+"""Claims of the papers as tests of a table: ``rank('TIS', column) == 1``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import VitrailError
+from vitrail.metrics.statistics import rank_correlations
 from vitrail.papers.catalogue import Claim
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -27,12 +28,12 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 class UnknownCellError(Exception):
-    """A test asks for a cell that is not there."""
+    """A test refers to a missing cell."""
 
 
 @dataclass(frozen=True)
-class Values:
-    """The cells of a table, column → row → value, and which way is better (1, −1, 0)."""
+class TableValues:
+    """The cells of a table, column → row → value, and the direction of each column (1, −1, 0)."""
 
     cells: Mapping[str, Mapping[str, float]]
     directions: Mapping[str, int]
@@ -44,64 +45,62 @@ class Values:
             raise UnknownCellError from None
 
     def rank(self, row: str, column: str) -> int:
-        """1 = best; equals share the better place."""
-        own, way = self.cell(row, column), self.directions[column]
-        return 1 + sum((other - own) * way > 0 for other in self.cells[column].values())
+        """1 = best; equal rows share the better rank."""
+        value, direction = self.cell(row, column), self.directions[column]
+        return 1 + sum((other - value) * direction > 0 for other in self.cells[column].values())
 
     def gap(self, row: str, column: str) -> float:
-        """How far a row is behind the best one."""
-        own, way = self.cell(row, column), self.directions[column]
-        return max((other - own) * way for other in self.cells[column].values())
+        """The difference between a row and the best one."""
+        value, direction = self.cell(row, column), self.directions[column]
+        return max((other - value) * direction for other in self.cells[column].values())
 
     def better(self, row: str, other: str, column: str) -> bool:
         return (self.cell(row, column) - self.cell(other, column)) * self.directions[column] > 0
 
     def count(self, column: str) -> int:
-        """The rows with a value."""
+        """The number of rows with a value."""
         return len(self.cells.get(column, ()))
 
     def correlation(self, column: str, other: str) -> float:
-        """Spearman's, over the rows that both columns have; each taken so that higher is better."""
-        from scipy.stats import spearmanr
-
+        """Spearman's ρ over the common rows, each column oriented so that higher is better; 0 if one is constant."""
         rows = [row for row in self.cells.get(column, ()) if row in self.cells.get(other, ())]
         if len(rows) < 3:
             raise UnknownCellError
-        first, second = ([self.cells[c][row] * self.directions[c] for row in rows] for c in (column, other))
-        return float(spearmanr(first, second).statistic) if np.ptp(first) and np.ptp(second) else 0.0
+        first, second = (np.array([[self.cells[c][row] * self.directions[c] for row in rows]]) for c in (column, other))
+        return float(np.nan_to_num(rank_correlations(first, second)[0]))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim: per column (or "" for the whole table) true, false, or None = not to be told."""
+    """The outcome of a claim: per column (or "" for the whole table) true, false, or None = undecided."""
 
     claim: Claim
-    found: dict[str, bool | None] = field(default_factory=dict)
+    tests: dict[str, bool | None] = field(default_factory=dict)
 
     @property
-    def told(self) -> list[bool]:
-        return [one for one in self.found.values() if one is not None]
+    def decided(self) -> list[bool]:
+        return [outcome for outcome in self.tests.values() if outcome is not None]
 
     @property
     def holds(self) -> bool | None:
-        return all(self.told) if self.told else None
+        return all(self.decided) if self.decided else None
 
 
-def judge(claim: Claim, values: Values) -> Verdict:
+def judge(claim: Claim, values: TableValues) -> Verdict:
     """Tests a claim on a table."""
-    columns = [c for c in values.directions if any(fnmatchcase(c, one) for one in claim.columns)]
+    columns = [c for c in values.directions if any(fnmatchcase(c, pattern) for pattern in claim.columns)]
     return Verdict(claim, {column: _test(claim.test, values, column) for column in columns or [""]})
 
 
-def _test(text: str, values: Values, column: str) -> bool | None:
+def _test(text: str, values: TableValues, column: str) -> bool | None:
     try:
         return bool(_value(ast.parse(text, mode="eval").body, values, column))
     except UnknownCellError:
         return None
 
 
-def _value(node: ast.AST, values: Values, column: str) -> Any:
-    """The value of an expression of a few known operations; anything else is refused."""
+def _value(node: ast.AST, values: TableValues, column: str) -> Any:
+    """The value of an expression; only a few operations are allowed."""
 
     def of(*parts: ast.AST) -> list[Any]:
         return [_value(part, values, column) for part in parts]
@@ -121,11 +120,11 @@ def _value(node: ast.AST, values: Values, column: str) -> Any:
             return all(of(*parts)) if isinstance(op, ast.And) else any(of(*parts))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](values, *of(*args))
-    raise VitrailError(f"a claim cannot be read at {ast.unparse(node)!r}.")
+    raise VitrailError(f"a claim cannot be parsed at {ast.unparse(node)!r}.")
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(Values, name) for name in ("cell", "rank", "gap", "better", "count", "correlation")},
+    **{name: getattr(TableValues, name) for name in ("cell", "rank", "gap", "better", "count", "correlation")},
     "abs": lambda values, number: abs(number),
     "min": lambda values, *numbers: min(numbers),
     "max": lambda values, *numbers: max(numbers),

@@ -1,4 +1,4 @@
-"""A paper's figure from measured cells: those targets that are a radar in the paper are drawn as one."""
+"""A paper's figure from measured cells, for targets that are a radar chart in the paper."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.papers.catalogue import Target
-from vitrail.papers.cells import Cell
+from vitrail.papers.catalogue import PaperTarget
+from vitrail.papers.cells import PaperCell
 from vitrail.report import figures
-from vitrail.report import statistics as compare
-from vitrail.report.rows import Column, Results, Setting, as_column
+from vitrail.report.results import Column, Results, Setting, as_column
+from vitrail.report.statistics import Cell
 from vitrail.report.summary import Summary
 
-Measured = Mapping[tuple[str, str], Cell]  # row, column
+Measured = Mapping[tuple[str, str], PaperCell]  # row, column
 
 
-def draw_figure(target: Target, cells: Sequence[Cell]) -> dict[str, bytes]:
-    """File name → content; nothing where the target is no such figure, or too few of its columns were measured."""
+def draw_figure(target: PaperTarget, cells: Sequence[PaperCell]) -> dict[str, bytes]:
+    """File name → content; empty if the target is not a figure, or too few of its columns were measured."""
     if target.figure is None:
         return {}
     measured = {(cell.row, cell.column): cell for cell in cells}
     return figures.draw_all(_summary(target, measured), figures.FORMATS, only=[target.figure])
 
 
-def _summary(target: Target, measured: Measured) -> Summary:
+def _summary(target: PaperTarget, measured: Measured) -> Summary:
     """One setting per model, one metric per kind of column."""
     axes: dict[str, Column] = {}
     digits: dict[str, int] = {}
     labels: dict[tuple[str, str], str] = {}  # model and axis → column
-    for one in target.columns:
-        axis = one.label.removeprefix(target.models[one.model].label).strip()
-        axes.setdefault(axis, Column(axis, as_column(one.metric).metric))
-        digits.setdefault(axis, one.digits)
-        labels[one.model, axis] = one.label
+    for column in target.columns:
+        axis = column.label.removeprefix(target.models[column.model].label).strip()
+        axes.setdefault(axis, Column(axis, as_column(column.metric).metric))
+        digits.setdefault(axis, column.digits)
+        labels[column.model, axis] = column.label
     rows = list(dict.fromkeys(row for row, _ in measured))
     by_model = [_cells(measured, rows, [labels.get((model, axis)) for axis in axes], axes) for model in target.models]
     settings = [_setting(model.label, (len(rows), len(axes))) for model in target.models.values()]
@@ -45,23 +45,23 @@ def _summary(target: Target, measured: Measured) -> Summary:
 
 def _cells(
     measured: Measured, rows: Sequence[str], labels: Sequence[str | None], axes: Mapping[str, Column]
-) -> list[list[compare.Cell]]:
+) -> list[list[Cell]]:
     columns = []
     for label, axis in zip(labels, axes.values(), strict=True):
-        own = [measured.get((row, label or "")) for row in rows]
-        means = [cell.measured if cell is not None and cell.n else math.nan for cell in own]
-        columns.append([_cell(cell, mean, means, axis.better) for cell, mean in zip(own, means, strict=True)])
+        cells = [measured.get((row, label or "")) for row in rows]
+        means = [cell.measured if cell is not None and cell.n else math.nan for cell in cells]
+        columns.append([_cell(cell, mean, means, axis.better) for cell, mean in zip(cells, means, strict=True)])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _cell(cell: Cell | None, mean: float, means: Sequence[float], better: int) -> compare.Cell:
+def _cell(cell: PaperCell | None, mean: float, means: Sequence[float], better: int) -> Cell:
     if cell is None or math.isnan(mean):
-        return compare.Cell(math.nan, math.nan, math.nan, 0)
+        return Cell(math.nan, math.nan, math.nan, 0)
     rank = 1 + sum((other - mean) * better > 0 for other in means)
-    return compare.Cell(mean, cell.low, cell.high, cell.n, rank=rank)
+    return Cell(mean, cell.low, cell.high, cell.n, rank=rank)
 
 
 def _setting(label: str, shape: tuple[int, int]) -> Setting:
-    """A model as the figures know one; its images are not drawn."""
-    nothing = np.full((0, *shape), np.nan)
-    return Setting("", Path(), "", label, "", "", [], [], nothing, np.full(shape[0], np.nan), label=label)
+    """A setting for the figures, without images."""
+    empty = np.full((0, *shape), np.nan)
+    return Setting("", Path(), "", label, "", "", [], [], empty, np.full(shape[0], np.nan), label=label)

@@ -1,4 +1,4 @@
-"""Measurements that one paper makes once: known to the registry only while its target is reproduced."""
+"""Metrics specific to one paper: registered only while a target is reproduced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=type[Metric])
 
 def _paper_metric(name: str, *, higher_is_better: bool, needs: Needs = "map", paper: str) -> Callable[[M], M]:
     def add(cls: M) -> M:
-        with METRICS.scope():  # its info, without a place in the registry
+        with METRICS.scope():  # sets its info without registering it
             metric(name, family="papers", higher_is_better=higher_is_better, needs=needs, paper=paper)(cls)
         PAPER_METRICS[name] = cls
         return cls
@@ -39,7 +39,7 @@ def _paper_metric(name: str, *, higher_is_better: bool, needs: Needs = "map", pa
 
 @contextmanager
 def paper_metrics() -> Iterator[None]:
-    """While it lasts the papers' own measurements can be asked for by name."""
+    """Registers the papers' metrics within the context."""
     with METRICS.scope():
         for name, cls in PAPER_METRICS.items():
             METRICS.add(name, cls, cls.__module__)
@@ -49,7 +49,7 @@ def paper_metrics() -> Iterator[None]:
 @_paper_metric("extra", higher_is_better=False, paper="ViT-CX")
 @dataclass(kw_only=True)
 class Extra(MapMetric):
-    """What a method measured on its way: the number of its masks, say."""
+    """A by-product of a method, such as the number of its masks."""
 
     name: str = "masks"
 
@@ -62,7 +62,7 @@ class Extra(MapMetric):
 class MaskRedundancy(MapMetric):
     """mSim: mean cosine similarity of two feature masks of the image; the curve is the histogram over all pairs.
 
-    It belongs to the model and the image, whatever the map.
+    It depends on the model and the image, not on the map.
     """
 
     layer: Literal["norm1", "attention"] = "norm1"
@@ -72,7 +72,7 @@ class MaskRedundancy(MapMetric):
         subject = Subject(image=case.pixels, logits=trace.logits, target=Target(), trace=trace, row=0)
         features = features_of(subject, case.view, self.layer)
         low, high = extremes(features, case.size)
-        live = high > low  # a constant channel is no mask
+        live = high > low  # a constant channel is not a mask
         if int(live.sum()) < 2:
             return NOT_APPLICABLE
         similarity = similarities(scaled(features[live], case.size), case.size)
@@ -89,7 +89,7 @@ class ImpactScores(MethodMetric):
 
     def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
         if not isinstance(method, VitCx):
-            raise VitrailError(f"impact_scores are those of vit_cx, but the method is {method.info.name}.")
+            raise VitrailError(f"impact_scores requires the method vit_cx, but got {method.info.name}.")
         results = []
         for case in cases:
             recording = _RecordingVitCx(method.model, **method.params)
@@ -107,7 +107,7 @@ class ImpactScores(MethodMetric):
 @_paper_metric("object_removed", higher_is_better=True, needs="region", paper="TIS, figure 4")
 @dataclass(kw_only=True)
 class ObjectRemoved(MapMetric):
-    """Share of the object that is gone once the most important ``share`` of all pixels is removed."""
+    """Share of the object that is removed with the most important ``share`` of all pixels."""
 
     share: float = 50 / 224
     seed: int = 0
@@ -117,14 +117,14 @@ class ObjectRemoved(MapMetric):
         region = case.region.flatten()
         if not region.any():
             return NOT_APPLICABLE
-        gone = ranks(case.on_input, self.seed) < round(self.share * region.numel())
-        return Scored(float(gone[region].double().mean()))
+        removed = ranks(case.on_input, self.seed) < round(self.share * region.numel())
+        return Scored(float(removed[region].double().mean()))
 
 
 @_paper_metric("token_deletion_agreement", higher_is_better=False, needs="tokens", paper="LibraGrad")
 @dataclass(kw_only=True)
 class TokenDeletionAgreement(TokenDeletionAccuracy):
-    """As ``token_deletion_accuracy``, but what counts is the class first predicted, whatever the label."""
+    """As ``token_deletion_accuracy``, but relative to the prediction on the intact image instead of the label."""
 
     def accuracy(self, case: Case) -> Asking[Scored]:
         points = yield from self.points(case)
@@ -132,7 +132,7 @@ class TokenDeletionAgreement(TokenDeletionAccuracy):
 
 
 class _RecordingVitCx(VitCx):
-    """ViT-CX that keeps the scores of its masks."""
+    """ViT-CX that records the scores of its masks."""
 
     recorded: Tensor | None = None
 

@@ -1,4 +1,4 @@
-"""Running a paper's table: what is missing is told first, then each plan is run and its rows become cells."""
+"""Reproducing a paper's table: each plan is run, and its rows are aggregated into cells."""
 
 from __future__ import annotations
 
@@ -15,33 +15,31 @@ from vitrail.bench.store import Store, environment
 from vitrail.data.base import DataSet, read_indices
 from vitrail.files import write_together
 from vitrail.models.view import View
-from vitrail.papers.catalogue import Target, find_target
-from vitrail.papers.cells import Cell, Rows, make_cell
-from vitrail.papers.claims import Values, Verdict, judge
+from vitrail.papers.catalogue import PaperTarget, find_target
+from vitrail.papers.cells import PaperCell, Rows, make_cell
+from vitrail.papers.claims import TableValues, Verdict, judge
 from vitrail.papers.figures import draw_figure
-from vitrail.papers.jobs import Asked, Job, ask, make_jobs, prepare
 from vitrail.papers.metrics import paper_metrics
+from vitrail.papers.plans import PlannedRun, Selection, plan_runs, prepare, select
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Told = Callable[[str], None]
-
 
 @dataclass(frozen=True)
-class Result:
-    """The table: cells, what became of the paper's statements, and what to know about both."""
+class Reproduction:
+    """The measured table: cells, the outcomes of the paper's claims, and notes."""
 
-    target: Target
-    cells: Sequence[Cell]
+    target: PaperTarget
+    cells: Sequence[PaperCell]
     verdicts: Sequence[Verdict]
     notes: Sequence[str]
     folder: Path
-    directions: Mapping[str, int]  # of the columns: 1 where higher is better, −1 where lower is, 0 where neither
+    directions: Mapping[str, int]  # column → 1 where higher is better, −1 where lower is, 0 where neither
 
     @property
-    def failed(self) -> list[Cell]:
-        """Cells without a value, or with images that could not be measured."""
+    def failed(self) -> list[PaperCell]:
+        """Cells without a value, or with failed images."""
         return [cell for cell in self.cells if cell.error or not cell.n]
 
     def rows(self) -> list[str]:
@@ -50,11 +48,11 @@ class Result:
     def columns(self) -> list[str]:
         return list(dict.fromkeys(cell.column for cell in self.cells))
 
-    def cell(self, row: str, column: str) -> Cell | None:
-        return next((one for one in self.cells if (one.row, one.column) == (row, column)), None)
+    def cell(self, row: str, column: str) -> PaperCell | None:
+        return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
     def as_dict(self) -> dict[str, Any]:
-        claims = [{"text": v.claim.text, "holds": v.holds, "tests": v.found} for v in self.verdicts]
+        claims = [{"text": v.claim.text, "holds": v.holds, "tests": v.tests} for v in self.verdicts]
         return {
             "target": self.target.name,
             "title": self.target.title,
@@ -76,117 +74,128 @@ def reproduce(
     quick: bool = False,
     retry: bool = False,
     load: Loader = load_model,
-    tell: Told = lambda text: None,
+    tell: Callable[[str], None] = lambda text: None,
     watch: Callable[[Step], None] | None = None,
-) -> Result:
-    """Measures a paper's table; what ``out`` holds already is not measured again.
+) -> Reproduction:
+    """Measures a paper's table; rows that ``out`` holds already are not measured again.
 
     Args:
         name: the target, "tis-table1".
-        data: requirement → path, or in place of a data set's path a complete specification ("scenes:100").
-        model: in place of the paper's models: a name, which stands for the first of them alone, or KEY=NAME for each;
-            with options after a question mark (NAME?checkpoint=FILE&num_classes=10). They keep their own preprocessing.
-        images: so many, instead of the paper's number.
-        only: keys of models and data; the columns of others are left out.
-        quick: few steps, masks and samples, to try things out: the numbers mean nothing.
-        retry: tries again what failed before.
-        load: makes the view of a model.
-        tell: is told what happens.
-        watch: is told of every step.
+        data: requirement → path, or a complete data specification ("scenes:100") instead of a path.
+        model: replacements for the paper's models: a name, which replaces the first and drops the others, or KEY=NAME
+            for each; with options after a question mark (NAME?checkpoint=FILE&num_classes=10). They keep their own
+            preprocessing.
+        images: number of images; None = as in the paper.
+        only: keys of models and data; other columns are left out.
+        quick: few steps, masks and samples, for trying things out: the numbers are meaningless.
+        retry: retry what failed before.
+        load: builds the view of a model.
+        tell: called with progress messages.
+        watch: called after every step.
     """
     with paper_metrics():
-        asked = ask(find_target(name), data, model, images, only, quick)
-        found = prepare(asked, load)
-        folder, jobs = Path(out) / asked.target.name, make_jobs(asked, found.views)
+        selection = select(find_target(name), data, model, images, only, quick)
+        prepared = prepare(selection, load)
+        folder, runs = Path(out) / selection.target.name, plan_runs(selection, prepared.views)
         frames: dict[str, pd.DataFrame] = {}
-        for number, job in enumerate(jobs, 1):
-            view, pictures = found.views[job.model.key], found.pictures[job.data.key]
-            tell(f"{number}/{len(jobs)} {describe(job, len(pictures))}")
-            frames[job.name] = rows_of(job, folder / job.name, view, pictures, watch, retry)
-        return save(make_result(asked, jobs, frames, folder))
+        for number, run in enumerate(runs, 1):
+            view, examples = prepared.views[run.model.key], prepared.data[run.data.key]
+            tell(f"{number}/{len(runs)} {describe(run, len(examples))}")
+            frames[run.name] = run_plan(run, folder / run.name, view, examples, watch, retry)
+        return save(make_result(selection, runs, frames, folder))
 
 
-def rows_of(
-    job: Job, out: Path, view: View, data: DataSet, watch: Callable[[Step], None] | None = None, retry: bool = False
+def run_plan(
+    run: PlannedRun,
+    out: Path,
+    view: View,
+    data: DataSet,
+    watch: Callable[[Step], None] | None = None,
+    retry: bool = False,
 ) -> pd.DataFrame:
-    """Runs a plan and gives the stored rows of its model and its images."""
-    (spec,), store = job.plan.models, Store(out)
+    """Runs a plan and returns the stored rows of its model and images."""
+    (spec,), store = run.plan.models, Store(out)
     with store.locked():
-        worker = ModelRun(job.plan, spec.name, view, data, store, Outcome(), watch, retry)
-        store.begin(job.plan, environment(view.device))
-        worker.go(None, store.done(job.plan.maps))
+        model_run = ModelRun(
+            plan=run.plan, name=spec.name, view=view, data=data, sink=store, outcome=Outcome(), watch=watch, retry=retry
+        )
+        store.begin(run.plan, environment(view.device))
+        model_run.measure(None, store.done(run.plan.maps))
     rows = store.rows()
-    rows = rows[(rows["model_hash"] == worker.model_hash) & rows["image"].isin(data.ids)]
-    # the store also keeps what older versions of a method gave
-    about = ["image", "method", "params", "metric", "explained"]
-    return rows.drop_duplicates(about, keep="last").reset_index(drop=True)
+    rows = rows[(rows["model_hash"] == model_run.model_hash) & rows["image"].isin(data.ids)]
+    # the store may also hold rows of older versions of a method
+    identity = ["image", "method", "params", "metric", "explained"]
+    return rows.drop_duplicates(identity, keep="last").reset_index(drop=True)
 
 
-def make_result(asked: Asked, jobs: Sequence[Job], frames: Mapping[str, pd.DataFrame], folder: Path) -> Result:
+def make_result(
+    selection: Selection, runs: Sequence[PlannedRun], frames: Mapping[str, pd.DataFrame], folder: Path
+) -> Reproduction:
     """All cells of the target, in the order of its rows and columns."""
     import pandas as pd
 
-    target, cells = asked.target, list[Cell]()
-    for job in jobs:
-        model = asked.models[job.model.key].name
-        # which images are wrong is known only where both classes were explained
-        beside = [frames[j.name] for j in jobs if (j.model.key, j.data.key) == (job.model.key, job.data.key)]
-        rows = Rows.of(pd.concat(beside))
-        for one in job.wanted:
-            cell = make_cell(target, one, rows, model, job.plan.data)
-            reason = job.refused.get((one.row, one.column.label))
+    target, cells = selection.target, list[PaperCell]()
+    for run in runs:
+        model = selection.models[run.model.key].name
+        # misclassified images are known only if both classes were explained
+        siblings = [frames[r.name] for r in runs if (r.model.key, r.data.key) == (run.model.key, run.data.key)]
+        rows = Rows.of(pd.concat(siblings))
+        for spec in run.cells:
+            cell = make_cell(target, spec, rows, model, run.plan.data)
+            reason = run.unsupported.get((spec.row, spec.column.label))
             cells.append(replace(cell, error=reason) if reason else cell)
-    order = {label: i for i, label in enumerate(column.label for column in target.columns)}
-    rows_in_order = {row: i for i, row in enumerate(dict.fromkeys(cell.row for cell in cells))}
-    cells.sort(key=lambda cell: (rows_in_order[cell.row], order[cell.column]))
+    column_order = {label: i for i, label in enumerate(column.label for column in target.columns)}
+    row_order = {row: i for i, row in enumerate(dict.fromkeys(cell.row for cell in cells))}
+    cells.sort(key=lambda cell: (row_order[cell.row], column_order[cell.column]))
     values = measured_values(target, cells)
     verdicts = [judge(claim, values) for claim in target.claims]
-    notes = [*unread(frames), *remarks(asked)]
-    return Result(target, cells, verdicts, notes, folder, values.directions)
+    notes = [*unreadable(frames), *remarks(selection)]
+    return Reproduction(target, cells, verdicts, notes, folder, values.directions)
 
 
-def unread(frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Images that could not be read: in the store they are rows without a method."""
-    found = {name: rows.loc[rows["method"] == "", "error"].tolist() for name, rows in frames.items()}
-    return [f"{name}: {len(own)} images could not be read; the first: {own[0]}" for name, own in found.items() if own]
+def unreadable(frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Notes on images that could not be read: in the store they are rows without a method."""
+    errors = {name: rows.loc[rows["method"] == "", "error"].tolist() for name, rows in frames.items()}
+    return [f"{name}: {len(e)} images could not be read; the first: {e[0]}" for name, e in errors.items() if e]
 
 
-def measured_values(target: Target, cells: Sequence[Cell]) -> Values:
-    """The cells that have a value, for the tests of claims."""
-    found: dict[str, dict[str, float]] = {}
+def measured_values(target: PaperTarget, cells: Sequence[PaperCell]) -> TableValues:
+    """The cells with a value, for the tests of claims."""
+    values: dict[str, dict[str, float]] = {}
     for cell in cells:
         if cell.n:
-            found.setdefault(cell.column, {})[cell.row] = cell.measured
-    return Values(found, {column.label: column.direction() for column in target.columns})
+            values.setdefault(cell.column, {})[cell.row] = cell.measured
+    return TableValues(values, {column.label: column.direction() for column in target.columns})
 
 
-def describe(job: Job, images: int) -> str:
-    plan = job.plan
+def describe(run: PlannedRun, images: int) -> str:
+    plan = run.plan
     counts = f"{len(plan.methods)} methods × {len(plan.metrics)} metrics × {images} images"
     return f"{plan.models[0].name} on {plan.data}, {plan.target} class: {counts}"
 
 
-def remarks(asked: Asked) -> list[str]:
-    """What a reader of the table should know."""
-    target, found = asked.target, list[str]()
+def remarks(selection: Selection) -> list[str]:
+    """Notes for readers of the table."""
+    target, notes = selection.target, list[str]()
     for key, model in target.models.items():
-        if key in asked.swapped:
-            found.append(f"{model.label}: measured on {asked.models[key].name}, published for {model.name}.")
+        if key in selection.replaced:
+            notes.append(f"{model.label}: measured on {selection.models[key].name}, published for {model.name}.")
         elif model.note:
-            found.append(f"{model.label}: {model.note}")
+            notes.append(f"{model.label}: {model.note}")
     for key, data in target.data.items():
-        if data.replaced(asked.data):
-            found.append(f"Data {key}: measured on {data.filled(asked.data)}, which is not the paper's.")
-        elif data.sha256 is not None and "indices" in asked.data:
-            same = _digest(asked.data["indices"]) == data.sha256
-            found.append(f"The list of positions is {'the paper’s own' if same else 'not the paper’s'}.")
+        if data.replaced(selection.data):
+            notes.append(f"Data {key}: measured on {data.filled(selection.data)}, which is not the paper's.")
+        elif data.sha256 is not None and "indices" in selection.data:
+            same = _digest(selection.data["indices"]) == data.sha256
+            notes.append(f"The list of positions is {'the paper’s own' if same else 'not the paper’s'}.")
         elif data.note:
-            found.append(f"Data {key}: {data.note}")
-    if asked.quick:
-        found.append("Quick: few steps, masks and samples. These numbers mean nothing.")
-    shown = [one for one in target.doubts if any(one.covers(one.row, column.label) for column in target.columns)]
-    found += [f"{one.mark} {one.row} ({', '.join(one.columns)}): {one.note}" for one in shown]
-    return list(dict.fromkeys([*found, *target.notes]))
+            notes.append(f"Data {key}: {data.note}")
+    if selection.quick:
+        notes.append("Quick: few steps, masks and samples. These numbers are meaningless.")
+    labels = [column.label for column in target.columns]
+    doubts = [doubt for doubt in target.doubts if any(doubt.covers(doubt.row, label) for label in labels)]
+    notes += [f"{doubt.mark} {doubt.row} ({', '.join(doubt.columns)}): {doubt.note}" for doubt in doubts]
+    return list(dict.fromkeys([*notes, *target.notes]))
 
 
 def _digest(indices: str) -> str:
@@ -198,8 +207,8 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
 
-def save(result: Result) -> Result:
-    """Writes the table as CSV, with claims and notes as JSON, and the figure of a target that is one."""
+def save(result: Reproduction) -> Reproduction:
+    """Writes the table as CSV, everything as JSON, and the figure, if the target has one."""
     import pandas as pd
 
     table = pd.DataFrame([cell.as_dict() for cell in result.cells]).to_csv(index=False)

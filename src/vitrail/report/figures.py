@@ -1,4 +1,4 @@
-"""The figures of a report: bars, radar, mean curves, agreement of metrics. The same results give the same bytes."""
+"""The figures of a report: bars, radar, mean curves, agreement of metrics. Equal results give equal bytes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.report.statistics import Cell, Floats
-from vitrail.report.summary import Summary, mean_curve, number
+from vitrail.metrics.statistics import Floats
+from vitrail.report.statistics import Cell
+from vitrail.report.summary import Summary, format_number, mean_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("pdf", "png", "svg")
-LINES = 8  # methods in one radar or panel of curves: more cannot be told apart
+LINES = 8  # methods in a radar or a panel of curves: more are indistinguishable
 FEWEST_AXES = 3
-TITLE = 19  # letters above a panel of bars
+TITLE = 19  # characters above a panel of bars
 
-# Okabe and Ito's colours, which every common colour blindness tells apart, less the yellow that print loses; with the
-# dashes and markers they stay apart in grey too.
+# Okabe and Ito's palette for colour blindness, without the yellow that is lost in print; dashes and markers distinguish
+# the lines in greyscale too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7a5195")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 MARKERS = "osD^vP*X"
@@ -30,8 +31,8 @@ BEST, TIED, WORSE, UNTESTED = "#0b4f7a", "#5aa0cc", "#c3d3de", "#d9d9de"
 INK, GREY = "#1c1c1e", "#636366"
 DIVERGING = "RdBu_r"
 
-_LOOK: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # matplotlib carries it
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # part of matplotlib
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
@@ -42,7 +43,7 @@ _LOOK: dict[Any, Any] = {
     "ytick.color": INK,
     "text.color": INK,
     "axes.labelcolor": INK,
-    "text.parse_math": False,  # a "$" in a name is a letter
+    "text.parse_math": False,  # a "$" in a name is a character
     "pdf.fonttype": 42,
     "svg.hashsalt": "vitrail",
     "svg.fonttype": "path",
@@ -60,26 +61,26 @@ Drawing = Callable[[Summary, "Figure"], bool]
 
 
 def draw_all(summary: Summary, formats: Sequence[str], only: Sequence[str] = ()) -> dict[str, bytes]:
-    """File name → content, for every figure (or ``only`` these) that the results have something for."""
+    """File name → content of every figure (or ``only`` these) that the results have data for."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawings: Mapping[str, Drawing] = {"bars": bars, "radar": radar, "curves": curves, "agreement": agreement}
     files: dict[str, bytes] = {}
-    with matplotlib.rc_context(_LOOK):
+    with matplotlib.rc_context(_STYLE):
         for name, drawing in drawings.items():
             if only and name not in only:
                 continue
             figure = Figure(dpi=200, layout="constrained")
             FigureCanvasAgg(figure)
             if drawing(summary, figure):
-                files |= {f"{name}.{own}": _saved(figure, own) for own in formats}
+                files |= {f"{name}.{kind}": _saved(figure, kind) for kind in formats}
     return files
 
 
 def bars(summary: Summary, figure: Figure) -> bool:
-    """One panel per metric: a bar with its interval per method, settings beside each other."""
+    """One panel per metric: a bar with its interval per method, settings side by side."""
     results = summary.results
     many = len(results.settings) > 1
     metrics = summary.columns
@@ -98,7 +99,7 @@ def bars(summary: Summary, figure: Figure) -> bool:
         if place % columns:
             axes.set_yticklabels([])
     if many:
-        handles = [_patch(COLOURS[s % len(COLOURS)], one.label) for s, one in enumerate(results.settings)]
+        handles = [_patch(COLOURS[s % len(COLOURS)], setting.label) for s, setting in enumerate(results.settings)]
     else:
         shades = {_shade(cell) for row in summary.cells[0] for cell in row if cell.n}
         handles = [_patch(shade, name) for shade, name in _SHADES.items() if shade in shades]
@@ -109,15 +110,15 @@ def bars(summary: Summary, figure: Figure) -> bool:
 def radar(summary: Summary, figure: Figure) -> bool:
     """One panel per setting: the rim is the best method of each metric, the inner ring the worst."""
     results = summary.results
-    chosen = [(s, _axes_of(summary, s)) for s in range(len(results.settings))]
-    chosen = [(s, metrics) for s, metrics in chosen if len(metrics) >= FEWEST_AXES]
-    if not chosen:
+    panels = [(s, _axes_of(summary, s)) for s in range(len(results.settings))]
+    panels = [(s, metrics) for s, metrics in panels if len(metrics) >= FEWEST_AXES]
+    if not panels:
         return False
-    columns = min(2, len(chosen))
-    rows = math.ceil(len(chosen) / columns)
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
     figure.set_size_inches(5.6 * columns, 5.4 * rows + 0.4)
     drawn: dict[int, Any] = {}
-    for place, (s, metrics) in enumerate(chosen):
+    for place, (s, metrics) in enumerate(panels):
         axes: Any = figure.add_subplot(rows, columns, place + 1, projection="polar")
         _panel_of_radar(summary, axes, s, metrics, drawn)
         axes.set_title(results.settings[s].label, pad=30)
@@ -128,15 +129,15 @@ def radar(summary: Summary, figure: Figure) -> bool:
 def curves(summary: Summary, figure: Figure) -> bool:
     """One panel per metric with curves and setting: means with 95 % bands."""
     results = summary.results
-    places = sorted({(k, s) for s, one in enumerate(results.settings) for _, k in one.curves})
-    if not places:
+    panels = sorted({(k, s) for s, setting in enumerate(results.settings) for _, k in setting.curves})
+    if not panels:
         return False
     many = len(results.settings) > 1
-    columns = min(3, len(results.settings) if many else len(places))
-    rows = math.ceil(len(places) / columns)
+    columns = min(3, len(results.settings) if many else len(panels))
+    rows = math.ceil(len(panels) / columns)
     figure.set_size_inches(3.4 * columns, (2.85 if many else 2.7) * rows + 0.5)
     drawn: dict[int, Any] = {}
-    for place, (k, s) in enumerate(places):
+    for place, (k, s) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, place + 1)
         _panel_of_curves(summary, axes, s, k, drawn)
         axes.set_title(_two_lines(results.metrics[k].title, results.settings[s].label))
@@ -145,39 +146,40 @@ def curves(summary: Summary, figure: Figure) -> bool:
 
 
 def agreement(summary: Summary, figure: Figure) -> bool:
-    """Rank correlations of the metrics: of the methods' means, and the mean of each image's own."""
-    found = [(s, own) for s, own in enumerate(summary.agreement) if own is not None]
-    if not found:
+    """Rank correlations of the metrics: of the methods' means, and the mean of per-image correlations."""
+    panels = [(s, matrices) for s, matrices in enumerate(summary.agreement) if matrices is not None]
+    if not panels:
         return False
-    rows = [0.38 * len(own.metrics) + 2.0 for _, own in found]
-    figure.set_size_inches(0.76 * max(len(own.metrics) for _, own in found) + 3.4, sum(rows))
-    grid = figure.add_gridspec(len(found), 2, height_ratios=rows)
-    picture: Any = None
-    for place, (s, own) in enumerate(found):
+    heights = [0.38 * len(matrices.metrics) + 2.0 for _, matrices in panels]
+    figure.set_size_inches(0.76 * max(len(matrices.metrics) for _, matrices in panels) + 3.4, sum(heights))
+    grid = figure.add_gridspec(len(panels), 2, height_ratios=heights)
+    image: Any = None
+    for row, (s, matrices) in enumerate(panels):
         label = summary.results.settings[s].label
-        names = [summary.results.metrics[k].call for k in own.metrics]
-        for half, (matrix, what) in enumerate(((own.of_means, "of means"), (own.by_image, "by image, averaged"))):
-            axes = figure.add_subplot(grid[place, half])
-            picture = _matrix(axes, matrix, names, named=not half)
-            axes.set_title(_two_lines(what, label))
-    bar = figure.colorbar(picture, ax=figure.axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
-    bar.set_label("Spearman’s correlation over methods, each metric turned so that more is better")
+        names = [summary.results.metrics[k].call for k in matrices.metrics]
+        halves = ((matrices.of_means, "of means"), (matrices.by_image, "by image, averaged"))
+        for half, (matrix, title) in enumerate(halves):
+            axes = figure.add_subplot(grid[row, half])
+            image = _matrix(axes, matrix, names, named=not half)
+            axes.set_title(_two_lines(title, label))
+    bar = figure.colorbar(image, ax=figure.axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
+    bar.set_label("Spearman’s correlation over methods, each metric oriented so that higher is better")
     return True
 
 
 def _panel_of_bars(summary: Summary, axes: Any, metric: int) -> None:
     results = summary.results
     count, many = len(results.methods), len(results.settings)
-    thick = 0.8 / many
+    thickness = 0.8 / many
     for s in range(many):
         cells = [summary.cells[s][m][metric] for m in range(count)]
         for m, cell in enumerate(cells):
             if not math.isfinite(cell.mean):
                 continue
-            place = m - 0.4 + thick * (s + 0.5)
-            axes.barh(place, cell.mean, thick * 0.92, color=COLOURS[s % len(COLOURS)] if many > 1 else _shade(cell))
+            place = m - 0.4 + thickness * (s + 0.5)
+            axes.barh(place, cell.mean, thickness * 0.92, color=COLOURS[s % len(COLOURS)] if many > 1 else _shade(cell))
             if math.isfinite(cell.low):
-                for colour, width in (("white", 2.4), (INK, 1.0)):  # seen on dark bars too
+                for colour, width in (("white", 2.4), (INK, 1.0)):  # visible on dark bars too
                     axes.plot([cell.low, cell.high], [place, place], color=colour, linewidth=width, zorder=3)
     axes.set(ylim=(count - 0.4, -0.6), yticks=range(count))
     axes.set_yticklabels([_short(method, 34) for method in results.methods])
@@ -194,12 +196,12 @@ def _shade(cell: Cell) -> str:
 
 def _axes_of(summary: Summary, setting: int) -> list[int]:
     """Metrics with a direction, by which at least two methods differ."""
-    found = []
+    metrics = []
     for k, column in enumerate(summary.results.metrics):
         means = [row[k].mean for row in summary.cells[setting] if math.isfinite(row[k].mean)]
         if column.better and len(means) > 1 and max(means) > min(means):
-            found.append(k)
-    return found
+            metrics.append(k)
+    return metrics
 
 
 def _panel_of_radar(summary: Summary, axes: Any, setting: int, metrics: list[int], drawn: dict[int, Any]) -> None:
@@ -207,9 +209,9 @@ def _panel_of_radar(summary: Summary, axes: Any, setting: int, metrics: list[int
     angles = np.linspace(0, 2 * math.pi, len(metrics), endpoint=False)
     means = np.array([[row[k].mean for k in metrics] for row in summary.cells[setting]])
     means[~np.isfinite(means)] = np.nan
-    turned = means * [results.metrics[k].better for k in metrics]
-    worst, best = np.nanmin(turned, axis=0), np.nanmax(turned, axis=0)
-    heights = inner + (1 - inner) * (turned - worst) / (best - worst)
+    oriented = means * [results.metrics[k].better for k in metrics]
+    worst, best = np.nanmin(oriented, axis=0), np.nanmax(oriented, axis=0)
+    heights = inner + (1 - inner) * (oriented - worst) / (best - worst)
     for m in summary.drawn_methods(setting, LINES):
         around = np.append(heights[m], heights[m][0])
         style = _style(m)
@@ -250,43 +252,43 @@ def _panel_of_curves(summary: Summary, axes: Any, setting: int, metric: int, dra
 
 
 def curve_axis(call: str, removes: bool) -> str:
-    """What the horizontal axis of a metric's curves is."""
-    things = "patches" if call.startswith("token_") else "pixels"
+    """The label of the horizontal axis of a metric's curves."""
+    unit = "patches" if call.startswith("token_") else "pixels"
     first = "least" if call.startswith("negative_auc") else "most"
-    return f"{things} {'removed' if removes else 'inserted'} (%), {first} important first"
+    return f"{unit} {'removed' if removes else 'inserted'} (%), {first} important first"
 
 
 def _matrix(axes: Any, matrix: Floats, names: Sequence[str], named: bool) -> Any:
-    shown = np.where(np.eye(len(names), dtype=bool), np.nan, matrix)
-    picture = axes.imshow(shown, cmap=DIVERGING, vmin=-1, vmax=1)
+    off_diagonal = np.where(np.eye(len(names), dtype=bool), np.nan, matrix)
+    image = axes.imshow(off_diagonal, cmap=DIVERGING, vmin=-1, vmax=1)
     for (a, b), value in np.ndenumerate(matrix):
         if a == b:
             continue
         colour = "white" if abs(value) > 0.65 else INK
-        axes.text(b, a, number(float(value), 2), ha="center", va="center", fontsize=6.5, color=colour)
+        axes.text(b, a, format_number(float(value), 2), ha="center", va="center", fontsize=6.5, color=colour)
     axes.set(xticks=range(len(names)), yticks=range(len(names)))
     axes.set_xticklabels([_short(name, 30) for name in names], rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticklabels([_short(name, 30) for name in names] if named else [])
     axes.tick_params(length=0, colors=INK)
     axes.spines[:].set_visible(False)
-    return picture
+    return image
 
 
 def _style(method: int) -> dict[str, Any]:
     """Colour, dash and marker of a method, the same in every figure."""
-    turn = method // len(COLOURS)
+    cycle = method // len(COLOURS)
     return {
         "color": COLOURS[method % len(COLOURS)],
-        "linestyle": DASHES[(method + turn) % len(DASHES)],
-        "marker": MARKERS[(method + turn) % len(MARKERS)],
+        "linestyle": DASHES[(method + cycle) % len(DASHES)],
+        "marker": MARKERS[(method + cycle) % len(MARKERS)],
     }
 
 
 def _legend_of_methods(summary: Summary, figure: Figure, drawn: Mapping[int, Any], note: str = "") -> None:
     names = [_short(summary.results.methods[m], 44) for m in sorted(drawn)]
-    total = sum(any(cell.n for own in summary.cells for cell in own[m]) for m in range(len(summary.results.methods)))
-    chosen = f"{len(drawn)} of {total} methods, those that rank best on average" if len(drawn) < total else ""
-    title = "\n".join(filter(None, [note, chosen])) or None
+    total = sum(any(cell.n for rows in summary.cells for cell in rows[m]) for m in range(len(summary.results.methods)))
+    selection = f"{len(drawn)} of {total} methods, those with the best mean rank" if len(drawn) < total else ""
+    title = "\n".join(filter(None, [note, selection])) or None
     columns = max(1, min(4, int(figure.get_size_inches()[0] // 2.6)))
     figure.legend([drawn[m] for m in sorted(drawn)], names, loc="outside lower center", ncols=columns, title=title,
                   handlelength=3.2)  # fmt: skip
@@ -299,13 +301,13 @@ def _patch(colour: str, label: str) -> Any:
 
 
 def _short(text: str, most: int) -> str:
-    """A name that fits, its middle left out if need be."""
+    """A name of at most ``most`` characters, with its middle elided if necessary."""
     text = "".join(letter if letter.isprintable() else " " for letter in text)
     return text if len(text) <= most else text[: most // 2] + "…" + text[-(most - most // 2 - 1) :]
 
 
 def _wrapped(title: str) -> str:
-    """The title of a narrow panel, broken within its words; the arrow stays with the last."""
+    """The title of a narrow panel, wrapped within words; the arrow stays with the last."""
     lines = [""]
     for piece in re.split(r"(?<=[_,])|(?=\()", _short(title, 3 * TITLE)):
         if lines[-1] and len(lines[-1]) + len(piece) > TITLE:
@@ -315,7 +317,7 @@ def _wrapped(title: str) -> str:
 
 
 def _two_lines(title: str, label: str) -> str:
-    return "\n".join(_short(one, 46) for one in (title, label) if one)
+    return "\n".join(_short(line, 46) for line in (title, label) if line)
 
 
 def _saved(figure: Figure, kind: str) -> bytes:

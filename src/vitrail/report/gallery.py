@@ -1,4 +1,4 @@
-"""The images of a report: which to show, and how little a browser needs to draw them."""
+"""The images of a report: their selection, and a compact encoding for the browser."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 from vitrail.bench.store import Store
 from vitrail.calls import split_call
 from vitrail.errors import VitrailError
-from vitrail.report.rows import Results, Setting, normal_call
-from vitrail.report.statistics import Floats
+from vitrail.metrics.statistics import Floats
+from vitrail.report.results import Results, Setting, normal_call
 from vitrail.report.summary import thinned
 from vitrail.show.colours import Scale
 
@@ -23,45 +24,38 @@ if TYPE_CHECKING:
     import pandas as pd
 
 IMAGES = 60  # in all settings together
-FEWEST = 8  # of each
-LETTERS = 6_000_000  # of all pictures, maps and curves
+FEWEST = 8  # per setting
+MAX_CHARACTERS = 6_000_000  # of all pictures, maps and curves
 CURVE_POINTS = 41
 SHADES = 256
 
 
 def galleries(results: Results) -> list[dict[str, Any]]:
-    """What each setting shows; one without pictures shows numbers and curves alone."""
+    """The images of each setting; without stored pictures only numbers and curves."""
     count = len(results.settings)
-    most, room = max(FEWEST, IMAGES // count), LETTERS // count
-    return [_gallery(results, setting, most, room) for setting in results.settings]
+    most, budget = max(FEWEST, IMAGES // count), MAX_CHARACTERS // count
+    return [_gallery(results, setting, most, budget) for setting in results.settings]
 
 
 def worst_first(values: Floats, better: Sequence[int], among: Sequence[int], most: int) -> list[int]:
-    """At most so many images, the worst by each metric in turn (by the mean of all methods)."""
+    """At most ``most`` images, the worst by each metric in turn (by the mean of all methods)."""
     orders = []
     for k, direction in enumerate(better):
-        own = values[:, :, k]
-        known = ~np.isnan(own)
+        column = values[:, :, k]
+        known = ~np.isnan(column)
         counts = known.sum(1)
-        means = np.where(known, own, 0).sum(1) / np.where(counts, counts, 1) * direction
+        means = np.where(known, column, 0).sum(1) / np.where(counts, counts, 1) * direction
         if direction and counts.any():
             orders.append(sorted((i for i in among if counts[i]), key=lambda i: means[i]))
-    chosen: dict[int, None] = {}
-    for place in range(len(values)):
-        chosen.update(dict.fromkeys(order[place] for order in orders if place < len(order)))
-        if len(chosen) >= most:
-            break
-    return list(dict.fromkeys([*chosen, *among]))[:most]
+    in_turn = [image for images in zip_longest(*orders) for image in images if image is not None]
+    return list(dict.fromkeys([*in_turn, *among]))[:most]
 
 
 def colour_tables() -> dict[str, str]:
-    """Colours of the places on both scales, as `vitrail.show` has them: 256 × RGB each."""
-    places = np.linspace(0, 1, SHADES, dtype=np.float32)
-    found = {}
-    for name, signed in (("signed", True), ("unsigned", False)):
-        colours = Scale(-1.0 if signed else 0.0, 1.0, signed).colours(places)
-        found[name] = encoded(colours.round())
-    return found
+    """The colours of both scales of `vitrail.show`: 256 × RGB each."""
+    positions = np.linspace(0, 1, SHADES, dtype=np.float32)
+    scales = {"signed": Scale(-1.0, 1.0, True), "unsigned": Scale(0.0, 1.0, False)}
+    return {name: encoded(scale.colours(positions).round()) for name, scale in scales.items()}
 
 
 def encoded(values: Any) -> str:
@@ -69,29 +63,28 @@ def encoded(values: Any) -> str:
     return base64.b64encode(np.asarray(values, dtype=np.uint8).tobytes()).decode()
 
 
-def _gallery(results: Results, setting: Setting, most: int, room: int) -> dict[str, Any]:
+def _gallery(results: Results, setting: Setting, most: int, budget: int) -> dict[str, Any]:
     pictures = _pictures(setting)
     place = {image: i for i, image in enumerate(setting.images)}
     with_picture = [place[image] for image in pictures.index if image in place] if len(pictures) else []
     better = [column.better for column in results.metrics]
-    chosen = worst_first(setting.values, better, sorted(with_picture) or range(len(place)), most)
-    maps = _maps(results, setting, [setting.images[i] for i in chosen])
-    ranges = {k: _range(setting, k, chosen) for k in sorted({k for _, k in setting.curves})}
-    shown: list[dict[str, Any]] = []
-    letters = 0
-    for i in chosen:
+    selected = worst_first(setting.values, better, sorted(with_picture) or range(len(place)), most)
+    maps = _maps(results, setting, [setting.images[i] for i in selected])
+    ranges = {k: _range(setting, k, selected) for k in sorted({k for _, k in setting.curves})}
+    entries: list[dict[str, Any]] = []
+    for i in selected:
         entry = _entry(setting, i, maps, ranges, pictures)
-        letters += _letters(entry)
-        if shown and letters > room:
+        budget -= _characters(entry)
+        if entries and budget < 0:
             break
-        shown.append(entry)
+        entries.append(entry)
     axes = {str(k): _curve_axis(results, setting, k, ends) for k, ends in ranges.items()}
     return {
         "total": len(setting.images),
         "pictures": len(with_picture),
         "maps": bool(maps),
         "axes": axes,
-        "images": shown,
+        "images": entries,
     }
 
 
@@ -121,20 +114,20 @@ def _entry(
 
 
 def _maps(results: Results, setting: Setting, images: Sequence[str]) -> dict[tuple[str, int], list[Any]]:
-    """(image, method) → [rows, columns, whether signed, places on the colour scale]."""
+    """(image, method) → [rows, columns, signed, positions on the colour scale]."""
     place = {call: m for m, call in enumerate(results.methods)}
-    signed = [_tells_against(call) for call in results.methods]
-    found: dict[tuple[str, int], list[Any]] = {}
+    signed = [_is_signed(call) for call in results.methods]
+    encoded_maps: dict[tuple[str, int], list[Any]] = {}
     for maps in Store(setting.folder).map_parts():
         for name, image, call in _named(list(maps), setting, set(images)):
             m = place.get(normal_call(call))
             if m is not None:
-                found[image, m] = _map(maps[name], signed[m])
-    return found
+                encoded_maps[image, m] = _map(maps[name], signed[m])
+    return encoded_maps
 
 
 def _named(names: Sequence[str], setting: Setting, images: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Name, image and method of the maps of some images; an image's name may itself hold a bar."""
+    """Name, image and method of the maps of some images; an image's name may itself contain a bar."""
     start, end = f"{setting.model}|", f"|{setting.explained}"
     for name in names:
         if not (name.startswith(start) and name.endswith(end)):
@@ -154,8 +147,8 @@ def _map(values: np.ndarray[Any, Any], signed: bool | None) -> list[Any]:
 
 
 @lru_cache(maxsize=256)
-def _tells_against(call: str) -> bool | None:
-    """Whether a method's maps tell for from against; None = as the values are."""
+def _is_signed(call: str) -> bool | None:
+    """Whether a method's maps are signed; None = decided by the values."""
     from vitrail.methods.registry import get_method
 
     try:
@@ -164,10 +157,10 @@ def _tells_against(call: str) -> bool | None:
         return None
 
 
-def _range(setting: Setting, metric: int, chosen: Sequence[int]) -> tuple[float, float]:
-    """The lowest and highest point of the curves shown, 0 and 1 among them where all lie between."""
-    points = [own[list(chosen)] for (_, k), own in setting.curves.items() if k == metric]
-    known = np.concatenate([own[np.isfinite(own)] for own in points])
+def _range(setting: Setting, metric: int, images: Sequence[int]) -> tuple[float, float]:
+    """The range of the curves of some images; (0, 1) if it contains them all."""
+    points = [curves[list(images)] for (_, k), curves in setting.curves.items() if k == metric]
+    known = np.concatenate([values[np.isfinite(values)] for values in points])
     if not known.size:
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
@@ -183,14 +176,14 @@ def _curve(setting: Setting, i: int, method: int, metric: int, ends: tuple[float
 
 
 def _curve_axis(results: Results, setting: Setting, metric: int, ends: tuple[float, float]) -> dict[str, Any]:
-    points = max(own.shape[1] for (_, k), own in setting.curves.items() if k == metric)
+    points = max(curves.shape[1] for (_, k), curves in setting.curves.items() if k == metric)
     shares = thinned(results.metrics[metric].shares(points)[None], CURVE_POINTS)[0]
     return {"shares": [round(float(share), 4) for share in shares], "low": ends[0], "high": ends[1]}
 
 
-def _letters(entry: dict[str, Any]) -> int:
-    maps = sum(len(own[3]) for own in entry["maps"] if own)
-    curves = sum(len(own) for line in entry["curves"].values() for own in line if own)
+def _characters(entry: dict[str, Any]) -> int:
+    maps = sum(len(encoded_map[3]) for encoded_map in entry["maps"] if encoded_map)
+    curves = sum(len(curve) for curves in entry["curves"].values() for curve in curves if curve)
     return len(entry.get("jpeg", "")) + maps + curves + 8 * sum(map(len, entry["values"]))
 
 

@@ -8,31 +8,31 @@ from pathlib import Path
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.report import figures, html, tables
-from vitrail.report.rows import read_results
+from vitrail.report.results import read_results
 from vitrail.report.summary import Summary, summarise_results
 
 FORMATS = ("html", "md", "tex", "csv", *figures.FORMATS)
 
 
 def report(folders: Sequence[Path], out: Path | None = None, formats: Sequence[str] = ()) -> tuple[Summary, list[Path]]:
-    """Reads runs and writes their report into ``out``; all files or none.
+    """Writes the report of one or more runs, all files or none.
 
     Args:
-        folders: run folders; settings of several stand side by side.
-        out: None = `report` in the folder of the first run.
-        formats: some of ``FORMATS``; none = all.
+        folders: run folders; their settings are shown side by side.
+        out: output folder; None = `report` in the folder of the first run.
+        formats: some of ``FORMATS``; empty = all.
     """
-    wanted = _checked(formats)
-    summary = summarise_results(read_results(folders), with_classes="html" in wanted)
-    place = out or Path(folders[0]) / "report"
-    found = _contents(summary, wanted)
-    write_together({place / name: content for name, content in found.items()})
-    return summary, [place / name for name in found]
+    formats = _checked(formats)
+    summary = summarise_results(read_results(folders), with_classes="html" in formats)
+    folder = out or Path(folders[0]) / "report"
+    contents = _contents(summary, formats)
+    write_together({folder / name: content for name, content in contents.items()})
+    return summary, [folder / name for name in contents]
 
 
 def _contents(summary: Summary, formats: Sequence[str]) -> dict[str, bytes]:
     texts: dict[str, str] = {}
-    drawn = figures.draw_all(summary, [one for one in figures.FORMATS if one in formats])
+    drawn = figures.draw_all(summary, [kind for kind in figures.FORMATS if kind in formats])
     if "html" in formats:
         texts["report.html"] = html.page(summary)
     if "md" in formats:
@@ -47,8 +47,8 @@ def _contents(summary: Summary, formats: Sequence[str]) -> dict[str, bytes]:
 
 
 def _checked(formats: Sequence[str]) -> list[str]:
-    wanted = [own.strip().lower().lstrip(".") for one in formats for own in one.split(",") if own.strip()]
-    unknown = [one for one in wanted if one not in FORMATS]
+    words = [word.strip().lower().lstrip(".") for text in formats for word in text.split(",") if word.strip()]
+    unknown = [word for word in words if word not in FORMATS]
     if unknown:
         raise VitrailError(f"there is no format {', '.join(unknown)}: expected some of {', '.join(FORMATS)}.")
-    return wanted or list(FORMATS)
+    return words or list(FORMATS)

@@ -1,33 +1,39 @@
-"""Which method is better, and is the difference more than chance: intervals, paired tests, agreement of metrics."""
+"""Comparing methods: cells with intervals, ranks and paired tests; how far metrics agree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import combinations_with_replacement
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitrail.metrics.statistics import RESAMPLES
+from vitrail.metrics.statistics import (
+    PERCENTILES,
+    RESAMPLES,
+    Combine,
+    Floats,
+    rank_correlations,
+    resampled,
+    resampled_means,
+    two_sided,
+)
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Combine = Callable[[Any], Any]
 
 LEVEL = 0.05
-FEWEST_PAIRS = 6  # with five, even a sign test that finds five of five is above 0.05
-FEWEST_METHODS = 3  # two methods are ranked alike or opposite: a correlation of ±1 that says nothing
-_NUMBERS = 2**22  # held at once
+FEWEST_PAIRS = 6  # with five, even a sign test with five of five is above 0.05
+FEWEST_METHODS = 3  # with two, every rank correlation is ±1
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method by one metric: the mean, its 95 % interval, and how it stands against the best method.
+    """One method by one metric: the mean, its 95 % interval, and the comparison with the best method.
 
-    ``p`` is NaN where no test was made: of the best itself, or with fewer than ``FEWEST_PAIRS`` images in common.
-    ``rank`` is 1 for the best, methods of equal means share it; 0 where there is nothing to rank.
+    ``p`` is NaN where no test was made: for the best method itself, or with fewer than ``FEWEST_PAIRS`` common images.
+    ``rank`` is 1 for the best, methods with equal means share it; 0 where nothing is ranked.
     """
 
     mean: float
@@ -53,9 +59,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a metric found: (images, methods), NaN where it does not apply.
+    """The values of a metric: (images, methods), NaN where it does not apply.
 
-    ``parts`` holds (images, numbers) per method where ``combine`` makes the value of a data set from them.
+    ``parts`` holds (images, numbers) per method where ``combine`` computes the value of a data set from them.
     """
 
     values: Floats
@@ -63,32 +69,31 @@ class Sample:
     combine: Combine | None = None
 
     def estimate(self, method: int, images: Bools) -> float:
-        """The value of a method over some images."""
+        """The value of a method over the selected images."""
         if self.combine is None:
             return float(self.values[images, method].mean())
         return float(self.combine(torch.from_numpy(self.parts[method][images])))
 
     def draws(self, methods: Sequence[int], images: Bools, resamples: int, seed: int) -> Floats:
-        """(resamples, methods): the values of images drawn again, the same images for every method."""
+        """(resamples, methods): values over resampled images, the same images for every method."""
         if self.combine is None:
             return resampled_means(self.values[images][:, list(methods)], resamples, seed)
-        own = [resampled(self.parts[method][images], self.combine, resamples, seed) for method in methods]
-        return np.stack(own, axis=1)
+        columns = [resampled(self.parts[method][images], self.combine, resamples, seed) for method in methods]
+        return np.stack(columns, axis=1)
 
 
 def compare(sample: Sample, better: int, resamples: int = RESAMPLES, seed: int = 0) -> list[Cell]:
-    """A cell per method; ``better`` is 1 where higher is better, −1 where lower is, 0 where nobody knows.
+    """A cell per method; ``better`` is 1 where higher is better, −1 where lower is, 0 where unknown.
 
     Intervals are those of ``vitrail.metrics.summarise``. The test of a method against the best is a two-sided paired
     bootstrap over the images that both have; p-values are not adjusted for the number of methods.
     """
     known = ~np.isnan(sample.values)
     draws: dict[int, Floats] = {}
-    for methods in _alike(known):
+    for methods in _with_same_images(known):
         images = known[:, methods[0]]
         if images.any() and np.isfinite(sample.values[images][:, methods]).all():
-            found = sample.draws(methods, images, resamples, seed)
-            draws.update(zip(methods, found.T, strict=True))
+            draws.update(zip(methods, sample.draws(methods, images, resamples, seed).T, strict=True))
     cells = [_cell(sample, method, known[:, method], draws.get(method)) for method in range(known.shape[1])]
     cells = _ranked(cells, better)
     best = next((method for method, cell in enumerate(cells) if cell.best), None)
@@ -96,56 +101,25 @@ def compare(sample: Sample, better: int, resamples: int = RESAMPLES, seed: int =
         return cells
     return [
         cell if cell.best or method not in draws or best not in draws
-        else replace(cell, p=_against(sample, known, draws, best, method, resamples, seed))
+        else replace(cell, p=_p_value(sample, known, draws, best, method, resamples, seed))
         for method, cell in enumerate(cells)
     ]  # fmt: skip
 
 
-def resampled_means(values: Floats, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """(n, k) → (resamples, k): means of rows drawn again; the draws are those of ``statistics.interval``."""
-    draw, rows = np.random.default_rng(seed), len(values)
-    step = max(1, _NUMBERS // rows)
-    means = []
-    for start in range(0, resamples, step):
-        count = min(step, resamples - start)
-        chosen = draw.integers(rows, size=(count, rows)) + rows * np.arange(count)[:, None]
-        # How often each row was drawn: one product then serves all columns.
-        times = np.bincount(chosen.ravel(), minlength=count * rows).reshape(count, rows)
-        means.append(times.astype(np.float64) @ values / rows)
-    return np.concatenate(means)
-
-
-def resampled(parts: Floats, combine: Combine, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """(n, numbers) → (resamples,): the same draws, combined."""
-    draw, rows = np.random.default_rng(seed), len(parts)
-    step = max(1, _NUMBERS // parts.size)
-    found = []
-    for start in range(0, resamples, step):
-        chosen = parts[draw.integers(rows, size=(min(step, resamples - start), rows))]
-        found.append(combine(torch.from_numpy(chosen)).numpy())
-    return np.concatenate(found)
-
-
-def two_sided(differences: Floats) -> float:
-    """The p-value of resampled differences: twice the rarer side of zero, never zero itself."""
-    rarer = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
-    return min(1.0, 2 * (1 + rarer) / (1 + len(differences)))
-
-
 def agreement_of_means(means: Floats, better: Sequence[int]) -> Floats:
-    """(methods, metrics) → (metrics, metrics): Spearman's correlation of how the metrics rank the methods.
+    """(methods, metrics) → (metrics, metrics): Spearman's correlation between the metrics' rankings of the methods.
 
-    Every metric is turned so that more is better: 1 means the same order of methods, −1 the opposite.
+    Every metric is oriented so that higher is better: 1 means the same order of methods, −1 the opposite.
     """
-    return _spearman(means[None], better)[0]
+    return _agreement(means[None], better)[0]
 
 
 def agreement_by_image(values: Floats, better: Sequence[int]) -> tuple[Floats, NDArray[np.int64]]:
-    """(images, methods, metrics) → the mean over images of each image's own correlations, and of how many images."""
-    own = _spearman(values, better)
-    counts = (~np.isnan(own)).sum(0)
+    """(images, methods, metrics) → the mean over images of per-image correlations, and the number of images."""
+    correlations = _agreement(values, better)
+    counts = (~np.isnan(correlations)).sum(0)
     with np.errstate(invalid="ignore"):
-        return np.nansum(own, axis=0) / np.where(counts, counts, np.nan), counts
+        return np.nansum(correlations, axis=0) / np.where(counts, counts, np.nan), counts
 
 
 def _cell(sample: Sample, method: int, images: Bools, draws: Floats | None) -> Cell:
@@ -153,7 +127,7 @@ def _cell(sample: Sample, method: int, images: Bools, draws: Floats | None) -> C
     mean = sample.estimate(method, images) if count else float("nan")
     if draws is None:
         return Cell(mean, float("nan"), float("nan"), count)
-    low, high = np.percentile(draws, [2.5, 97.5])
+    low, high = np.percentile(draws, PERCENTILES)
     return Cell(mean, float(low), float(high), count)
 
 
@@ -167,7 +141,7 @@ def _ranked(cells: list[Cell], better: int) -> list[Cell]:
     ]
 
 
-def _against(
+def _p_value(
     sample: Sample, known: Bools, draws: dict[int, Floats], best: int, method: int, resamples: int, seed: int
 ) -> float:
     """The p-value of a method against the best."""
@@ -176,46 +150,25 @@ def _against(
         return float("nan")
     if (known[:, best] == known[:, method]).all():
         return two_sided(draws[best] - draws[method])
-    found = sample.draws([best, method], common, resamples, seed)
-    return two_sided(found[:, 0] - found[:, 1])
+    paired = sample.draws([best, method], common, resamples, seed)
+    return two_sided(paired[:, 0] - paired[:, 1])
 
 
-def _alike(known: Bools) -> list[list[int]]:
-    """Methods that have values for the same images, together."""
+def _with_same_images(known: Bools) -> list[list[int]]:
+    """Methods grouped by the images they have values for."""
     groups: dict[bytes, list[int]] = {}
     for method in range(known.shape[1]):
         groups.setdefault(known[:, method].tobytes(), []).append(method)
     return list(groups.values())
 
 
-def _spearman(values: Floats, better: Sequence[int]) -> Floats:
+def _agreement(values: Floats, better: Sequence[int]) -> Floats:
     """(cases, methods, metrics) → (cases, metrics, metrics), each pair over the methods that have both values."""
-    count, metrics = len(values), values.shape[2]
-    turned = values * np.array([one or 1 for one in better], dtype=np.float64)
-    found = np.full((count, metrics, metrics), np.nan)
-    step = max(1, _NUMBERS // max(1, values.shape[1] ** 2))
-    for start in range(0, count, step):
-        part = slice(start, start + step)
-        for a in range(metrics):
-            for b in range(a, metrics):
-                both = ~np.isnan(turned[part, :, a]) & ~np.isnan(turned[part, :, b])
-                found[part, a, b] = found[part, b, a] = _correlation(turned[part, :, a], turned[part, :, b], both)
-    return found
-
-
-def _correlation(a: Floats, b: Floats, both: Bools) -> Floats:
-    """(cases,): the correlation of ranks among the methods in ``both``; NaN where all are equal or too few."""
-    x, y = (_centred_ranks(np.where(both, one, np.nan), both) for one in (a, b))
-    spread = np.sqrt((x**2).sum(1) * (y**2).sum(1))
-    usable = (both.sum(1) >= FEWEST_METHODS) & (spread > 0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(usable, np.clip((x * y).sum(1) / spread, -1, 1), np.nan)
-
-
-def _centred_ranks(values: Floats, known: Bools) -> Floats:
-    """Ranks less their mean, equal values sharing theirs; zero where nothing is known."""
-    left, right = values[:, :, None], values[:, None, :]
-    below, same = (right < left).sum(2), (right == left).sum(2)  # NaN is neither
-    ranks = below + (same + 1) / 2
-    mean = (known.sum(1, keepdims=True) + 1) / 2
-    return np.where(known, ranks - mean, 0.0)
+    oriented = values * np.array([direction or 1 for direction in better], dtype=np.float64)
+    known = ~np.isnan(values)
+    matrix = np.full((len(values), len(better), len(better)), np.nan)
+    for a, b in combinations_with_replacement(range(len(better)), 2):
+        enough = (known[:, :, a] & known[:, :, b]).sum(1) >= FEWEST_METHODS
+        correlations = rank_correlations(oriented[:, :, a], oriented[:, :, b])
+        matrix[:, a, b] = matrix[:, b, a] = np.where(enough, correlations, np.nan)
+    return matrix

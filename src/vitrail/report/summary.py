@@ -1,4 +1,4 @@
-"""The numbers of a report, once: cells of all settings and classes, formats, agreement, curves, what to tell."""
+"""The numbers of a report: cells of all settings and classes, number formats, agreement, mean curves, legend."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitrail.report.rows import Results, Setting
+from vitrail.metrics.statistics import PERCENTILES, Floats, resampled_means
+from vitrail.report.results import Results, Setting
 from vitrail.report.statistics import (
     FEWEST_METHODS,
     FEWEST_PAIRS,
     Bools,
     Cell,
-    Floats,
     agreement_by_image,
     agreement_of_means,
     compare,
-    resampled_means,
 )
 
 ABSENT = "–"
 CURVE_POINTS = 65
 CURVE_RESAMPLES = 1000
-CLASS_CELLS = 20_000  # how many cells of single classes a report holds
+CLASS_CELLS = 20_000  # of single classes, in all
 FEWEST_OF_CLASS = 2
 
 Cells = list[list[list[Cell]]]  # setting, method, metric
@@ -33,9 +32,9 @@ Cells = list[list[list[Cell]]]  # setting, method, metric
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far metrics rank methods alike: (metrics, metrics) over means, and the mean of each image's own."""
+    """Rank correlations (metrics, metrics) of the methods' means, and the mean of per-image correlations."""
 
-    metrics: list[int]  # those that can be compared with another
+    metrics: list[int]  # those that are comparable with another
     of_means: Floats
     by_image: Floats
 
@@ -52,7 +51,7 @@ class MeanCurve:
 
 @dataclass
 class Summary:
-    """What a report tells."""
+    """All numbers of a report."""
 
     results: Results
     cells: Cells
@@ -62,28 +61,28 @@ class Summary:
 
     def present(self, metric: int) -> list[int]:
         """The settings in which a metric has any value: only these get a column."""
-        return [s for s, own in enumerate(self.cells) if any(row[metric].n for row in own)]
+        return [s for s, rows in enumerate(self.cells) if any(row[metric].n for row in rows)]
 
     @property
     def columns(self) -> list[int]:
-        """The metrics that have a value anywhere."""
+        """The metrics with a value in any setting."""
         return [k for k in range(len(self.results.metrics)) if self.present(k)]
 
     def text(self, value: float, metric: int) -> str:
-        return number(value, self.decimals[metric])
+        return format_number(value, self.decimals[metric])
 
     def interval(self, cell: Cell, metric: int) -> str:
-        """The interval in brackets; nothing where there is none."""
+        """The interval in brackets; empty if there is none."""
         if math.isnan(cell.low):
             return ""
         return f"[{self.text(cell.low, metric)}, {self.text(cell.high, metric)}]"
 
     def partial(self, cell: Cell, setting: int) -> str:
-        """How many images a cell speaks of, where these are not all of its setting."""
+        """The number of images of a cell, if it is not all of its setting."""
         return f"n = {cell.n}" if 0 < cell.n < len(self.results.settings[setting].images) else ""
 
     def drawn_methods(self, setting: int, most: int) -> list[int]:
-        """At most so many methods, those that rank best on average, in their usual order."""
+        """At most ``most`` methods, those with the best mean rank, in table order."""
         means = [[cell.rank or math.nan for cell in row] for row in self.cells[setting]]
         present = [m for m, row in enumerate(self.cells[setting]) if any(cell.n for cell in row)]
         ranks = {m: float(np.nanmean(means[m])) if np.isfinite(means[m]).any() else math.inf for m in present}
@@ -91,41 +90,41 @@ class Summary:
 
     def legend(self) -> list[str]:
         """How to read the table."""
-        told = ["Means with 95 % bootstrap intervals over images; ↑ more is better, ↓ less is better."]
-        told.append(
+        results = self.results
+        lines = ["Means with 95 % bootstrap intervals over images; ↑ higher is better, ↓ lower is better."]
+        lines.append(
             "“≈”: not significantly worse than the best (paired two-sided bootstrap over common images, p ≥ 0.05; "
-            f"not adjusted for the number of methods; needs {FEWEST_PAIRS} images)."
+            f"not adjusted for the number of methods; requires {FEWEST_PAIRS} images)."
         )
-        shown = [(s, k) for k in self.columns for s in self.present(k)]
-        if any(row[k].n == 0 for s, k in shown for row in self.cells[s]):
-            told.append(f"“{ABSENT}”: does not apply, or was not measured.")
-        nowhere = [one.call for k, one in enumerate(self.results.metrics) if k not in self.columns]
-        if nowhere:
-            told.append(f"Applies to nothing here: {', '.join(nowhere)}.")
-        unknown = [column.call for column in self.results.metrics if not column.better]
-        if unknown:
-            told.append(f"Which way is better is not known here for {', '.join(unknown)}: no best method.")
-        if self.results.replaced:
-            told.append(f"{self.results.replaced} older rows of the same image, method and metric are left out.")
-        if self.results.damaged:
-            told.append(f"Left out because they are damaged: {', '.join(self.results.damaged)}.")
-        return told
+        if any(row[k].n == 0 for k in self.columns for s in self.present(k) for row in self.cells[s]):
+            lines.append(f"“{ABSENT}”: not applicable or not measured.")
+        inapplicable = [column.call for k, column in enumerate(results.metrics) if k not in self.columns]
+        if inapplicable:
+            lines.append(f"Not applicable to any image: {', '.join(inapplicable)}.")
+        undirected = [column.call for column in results.metrics if not column.better]
+        if undirected:
+            lines.append(f"Unknown direction, hence no best method: {', '.join(undirected)}.")
+        if results.replaced:
+            lines.append(f"{results.replaced} older rows of the same image, method and metric are ignored.")
+        if results.damaged:
+            lines.append(f"Skipped because they are damaged: {', '.join(results.damaged)}.")
+        return lines
 
 
 def summarise_results(results: Results, with_classes: bool = True) -> Summary:
     """All numbers of a report."""
     cells = [_cells(results, setting) for setting in results.settings]
-    decimals = [_decimals([row[k].mean for own in cells for row in own]) for k in range(len(results.metrics))]
+    decimals = [_decimals([row[k].mean for rows in cells for row in rows]) for k in range(len(results.metrics))]
     better = [column.better for column in results.metrics]
-    agreement = [_agreement(setting, own, better) for setting, own in zip(results.settings, cells, strict=True)]
+    agreement = [_agreement(setting, rows, better) for setting, rows in zip(results.settings, cells, strict=True)]
     summary = Summary(results, cells, decimals, agreement)
     if with_classes:
-        summary.classes = {name: _of_class(results, name) for name in _large_classes(results)}
+        summary.classes = {name: _class_cells(results, name) for name in _large_classes(results)}
     return summary
 
 
-def number(value: float, decimals: int | None) -> str:
-    """A number as the tables show it."""
+def format_number(value: float, decimals: int | None) -> str:
+    """A number as in the tables."""
     if math.isnan(value):
         return ABSENT
     if math.isinf(value):
@@ -135,7 +134,7 @@ def number(value: float, decimals: int | None) -> str:
 
 
 def mean_curve(summary: Summary, setting: int, method: int, metric: int) -> MeanCurve | None:
-    """The mean over images; None where the metric has no curve."""
+    """The mean over images; None if the metric has no curve."""
     results = summary.results
     points = results.settings[setting].curves.get((method, metric))
     if points is None:
@@ -145,12 +144,12 @@ def mean_curve(summary: Summary, setting: int, method: int, metric: int) -> Mean
         return None
     shares = results.metrics[metric].shares(points.shape[1])
     points, shares = thinned(points, CURVE_POINTS), thinned(shares[None], CURVE_POINTS)[0]
-    low, high = np.percentile(resampled_means(points, CURVE_RESAMPLES), [2.5, 97.5], axis=0)
+    low, high = np.percentile(resampled_means(points, CURVE_RESAMPLES), PERCENTILES, axis=0)
     return MeanCurve(shares, points.mean(0), low, high)
 
 
 def thinned(points: Floats, most: int) -> Floats:
-    """(n, points) at no more than so many points, the first and the last among them."""
+    """(n, points) reduced to at most ``most`` points, including the first and the last."""
     count = points.shape[1]
     return points if count <= most else points[:, np.linspace(0, count - 1, most).round().astype(int)]
 
@@ -170,25 +169,25 @@ def _agreement(setting: Setting, cells: list[list[Cell]], better: Sequence[int])
     known = ~np.isnan(of_means) | ~np.isnan(by_image)
     np.fill_diagonal(known, False)
     metrics = [int(k) for k in np.flatnonzero(known.any(1))]
-    chosen = np.ix_(metrics, metrics)
-    return Agreement(metrics, of_means[chosen], by_image[chosen]) if metrics else None
+    block = np.ix_(metrics, metrics)
+    return Agreement(metrics, of_means[block], by_image[block]) if metrics else None
 
 
 def _large_classes(results: Results) -> list[str]:
-    """The classes with the most images, as many as a report holds, by name."""
+    """The classes with the most images, as many as fit into a report, sorted by name."""
     counts = Counter(name for setting in results.settings for name in setting.classes)
     room = CLASS_CELLS // max(1, len(results.settings) * len(results.methods) * len(results.metrics))
     enough = [name for name, count in counts.most_common(room) if count >= FEWEST_OF_CLASS]
     return sorted(enough) if len(counts) > 1 else []
 
 
-def _of_class(results: Results, name: str) -> Cells:
-    masks = [np.array([own == name for own in setting.classes], dtype=bool) for setting in results.settings]
+def _class_cells(results: Results, name: str) -> Cells:
+    masks = [np.array(setting.classes) == name for setting in results.settings]
     return [_cells(results, setting, mask) for setting, mask in zip(results.settings, masks, strict=True)]
 
 
 def _decimals(means: Sequence[float]) -> int | None:
-    """So many that three digits of the largest mean are seen."""
+    """Enough for three significant digits of the largest mean; None = scientific."""
     largest = max((abs(mean) for mean in means if math.isfinite(mean)), default=0.0)
     if 0 < largest < 0.01:
         return None

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.report.statistics import Cell, Floats
-from vitrail.report.summary import ABSENT, Agreement, Summary, number
+from vitrail.metrics.statistics import Floats
+from vitrail.report.summary import ABSENT, Agreement, Summary, format_number
 from vitrail.version import __version__
 
-MARKDOWN_COLUMNS = 8  # of several settings side by side
+MARKDOWN_COLUMNS = 8  # for several settings side by side
 LATEX_COLUMNS = 5
-ERRORS_TOLD = 20
+LISTED_ERRORS = 20
 AGREEMENT = (
-    "Spearman’s rank correlation over methods, each metric turned so that more is better: 1 = the same order, −1 = the "
-    "opposite. Above the diagonal of the methods’ means, below it the mean of each image’s own correlation."
+    "Spearman’s rank correlation over methods, each metric oriented so that higher is better: 1 = the same order, −1 = "
+    "the opposite. Above the diagonal: of the methods’ means; below it: the mean of per-image correlations."
 )
 
 _LATEX = {
@@ -34,25 +34,25 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Block:
-    """Metrics that share a table, each with all settings side by side; times only in the last."""
+    """The metrics of one table, each with all settings side by side; times only in the last table."""
 
     metrics: list[int]
     last: bool
 
 
 def blocks(summary: Summary, most: int | None) -> list[Block]:
-    """Metrics in tables of at most so many columns."""
+    """The metrics, split into tables of at most ``most`` columns."""
     metrics = summary.columns
     step = max(1, len(metrics) if most is None else most // len(summary.results.settings))
     parts = [metrics[start : start + step] for start in range(0, len(metrics), step)] or [[]]
-    return [Block(part, place == len(parts) - 1) for place, part in enumerate(parts)]
+    return [Block(part, part is parts[-1]) for part in parts]
 
 
 def markdown(summary: Summary, figures: Sequence[str] = ()) -> str:
-    """The whole report as text; ``figures`` are pictures to show, by path."""
+    """The report as Markdown; ``figures`` are paths of images to include."""
     results = summary.results
     lines = [f"# {_plain(results.title)}", ""]
-    lines += [f"- {_plain(one)}" for one in about_settings(summary)]
+    lines += [f"- {_plain(line)}" for line in about_settings(summary)]
     most = MARKDOWN_COLUMNS if len(results.settings) > 1 else None
     for block in blocks(summary, most):
         lines += ["", *_markdown_table(_headers(summary, block, "<br>"), _markdown_rows(summary, block))]
@@ -64,37 +64,36 @@ def markdown(summary: Summary, figures: Sequence[str] = ()) -> str:
 
 
 def about_settings(summary: Summary) -> list[str]:
-    """What was measured: model, data, class explained, number of images."""
-    told = []
-    for one in summary.results.settings:
-        name = f"{one.label}: " if one.label else ""
-        told.append(
-            f"{name}{len(one.images)} images of {one.data_name}, model {one.model}, the "
-            f"{'true' if one.explained == 'label' else one.explained} class explained (run {one.run})"
+    """Images, data, model and explained class of each setting."""
+    lines = []
+    for setting in summary.results.settings:
+        name = f"{setting.label}: " if setting.label else ""
+        explained = "true" if setting.explained == "label" else setting.explained
+        lines.append(
+            f"{name}{len(setting.images)} images of {setting.data_name}, model {setting.model}, the {explained} class "
+            f"explained (run {setting.run})"
         )
-    return told
+    return lines
 
 
 def latex(summary: Summary) -> str:
     """The tables as LaTeX, for the package booktabs."""
-    lines = [r"% needs \usepackage{booktabs}"]
-    for place, block in enumerate(blocks(summary, LATEX_COLUMNS)):
-        lines += ["", *_latex_table(summary, block, place)]
-    for place, (setting, found) in enumerate(zip(summary.results.settings, summary.agreement, strict=True)):
-        if found is not None:
-            title = f"{setting.label}: {AGREEMENT}" if setting.label else AGREEMENT
-            lines += ["", *_latex_agreement(summary, found, title, place)]
-    return "\n".join([*lines, ""])
+    tables = [_latex_results(summary, block, number) for number, block in enumerate(blocks(summary, LATEX_COLUMNS), 1)]
+    for number, (setting, agreement) in enumerate(zip(summary.results.settings, summary.agreement, strict=True), 1):
+        if agreement is not None:
+            caption = f"{setting.label}: {AGREEMENT}" if setting.label else AGREEMENT
+            tables.append(_latex_agreement(summary, agreement, caption, number))
+    return "\n".join([r"% needs \usepackage{booktabs}", *tables])
 
 
 def wide_csv(summary: Summary) -> str:
-    """One line per method, as the other tables have it; numbers to six digits."""
+    """One line per method, as in the other tables; numbers to six digits."""
     results = summary.results
     header = ["method"]
     for column in results.metrics:
         for setting in results.settings:
             name = " · ".join(filter(None, [column.title, setting.label]))
-            header += [name, *(f"{name} {what}" for what in ("low", "high", "n", "p"))]
+            header += [name, *(f"{name} {statistic}" for statistic in ("low", "high", "n", "p"))]
     header += [" · ".join(filter(None, ["seconds per image", setting.label])) for setting in results.settings]
     lines = [header]
     for m, method in enumerate(results.methods):
@@ -127,38 +126,40 @@ def long_csv(summary: Summary) -> str:
 def agreement_csv(summary: Summary) -> str:
     """Both correlations of every pair of metrics, one line per setting and pair."""
     lines = [["run", "data", "model", "explained", "metric", "other", "of_means", "by_image"]]
-    for setting, found in zip(summary.results.settings, summary.agreement, strict=True):
-        if found is None:
+    for setting, agreement in zip(summary.results.settings, summary.agreement, strict=True):
+        if agreement is None:
             continue
         about = [setting.run, setting.data, setting.model, setting.explained]
-        calls = list(enumerate(summary.results.metrics[k].call for k in found.metrics))
-        for a, one in calls:
+        calls = list(enumerate(summary.results.metrics[k].call for k in agreement.metrics))
+        for a, metric in calls:
             for b, other in calls:
-                lines.append([*about, one, other, _digits(found.of_means[a, b]), _digits(found.by_image[a, b])])
+                correlations = [_digits(matrix[a, b]) for matrix in (agreement.of_means, agreement.by_image)]
+                lines.append([*about, metric, other, *correlations])
     return _csv(lines)
 
 
 def errors_csv(summary: Summary) -> str:
     lines = [["run", "model", "method", "metric", "count", "example", "error"]]
-    for one in summary.results.failures:
-        lines.append([one.run, one.model, one.method, one.metric, str(one.count), one.example, one.reason])
+    for group in summary.results.errors:
+        about = [group.run, group.model, group.method, group.metric]
+        lines.append([*about, str(group.count), group.example, group.reason])
     return _csv(lines)
 
 
 def error_lines(summary: Summary) -> Iterator[str]:
-    """What went wrong, one line each."""
-    for one in summary.results.failures:
-        what = f"{one.method}, {one.metric}" if one.method else "the image could not be read"
-        yield f"{one.count} × {what} ({one.model}; first {one.example}): {one.reason}"
+    """One line per kind of error."""
+    for group in summary.results.errors:
+        source = f"{group.method}, {group.metric}" if group.method else "the image could not be read"
+        yield f"{group.count} × {source} ({group.model}; first {group.example}): {group.reason}"
 
 
 def error_count(summary: Summary) -> int:
-    return sum(one.count for one in summary.results.failures)
+    return sum(group.count for group in summary.results.errors)
 
 
 def _headers(summary: Summary, block: Block, line_break: str) -> list[str]:
     results = summary.results
-    labels = [line_break + _plain(one.label) if one.label else "" for one in results.settings]
+    labels = [line_break + _plain(setting.label) if setting.label else "" for setting in results.settings]
     times = [f"s / image{label}" for label in labels] if block.last else []
     titles = [_plain(results.metrics[k].title) + labels[s] for k in block.metrics for s in summary.present(k)]
     return ["method", *titles, *times]
@@ -168,7 +169,7 @@ def _markdown_rows(summary: Summary, block: Block) -> Iterator[list[str]]:
     results = summary.results
     for m, method in enumerate(results.methods):
         cells = [_markdown_cell(summary, s, m, k) for k in block.metrics for s in summary.present(k)]
-        times = [_plain(seconds(one.seconds[m])) for one in results.settings] if block.last else []
+        times = [_plain(seconds(setting.seconds[m])) for setting in results.settings] if block.last else []
         yield [_code(method), *cells, *times]
 
 
@@ -177,8 +178,8 @@ def _markdown_cell(summary: Summary, setting: int, method: int, metric: int) -> 
     mean = summary.text(cell.mean, metric)
     mean = f"**{mean}**" if cell.best else _ins(mean) if cell.second else mean
     partial = summary.partial(cell, setting)
-    told = [mean, summary.interval(cell, metric), f"({partial})" if partial else "", "≈" if cell.tied else ""]
-    return " ".join(filter(None, told))
+    parts = [mean, summary.interval(cell, metric), f"({partial})" if partial else "", "≈" if cell.tied else ""]
+    return " ".join(filter(None, parts))
 
 
 def _markdown_table(header: Sequence[str], rows: Iterator[list[str]]) -> list[str]:
@@ -188,74 +189,73 @@ def _markdown_table(header: Sequence[str], rows: Iterator[list[str]]) -> list[st
 
 def _markdown_agreement(summary: Summary) -> list[str]:
     lines: list[str] = []
-    for setting, found in zip(summary.results.settings, summary.agreement, strict=True):
-        if found is None:
+    for setting, agreement in zip(summary.results.settings, summary.agreement, strict=True):
+        if agreement is None:
             continue
         name = f": {_plain(setting.label)}" if setting.label else ""
         lines += ["", f"## Do the metrics agree{name}?", "", AGREEMENT]
-        merged = merged_agreement(found)
-        header = ["", *(_plain(summary.results.metrics[k].call) for k in found.metrics)]
-        rows = ([header[a + 1], *(number(r, 2) for r in row)] for a, row in enumerate(merged))
+        header = ["", *(_plain(summary.results.metrics[k].call) for k in agreement.metrics)]
+        rows = (
+            [header[a + 1], *(format_number(r, 2) for r in row)] for a, row in enumerate(merged_agreement(agreement))
+        )
         lines += ["", *_markdown_table(header, rows)]
     return lines
 
 
-def merged_agreement(found: Agreement) -> Floats:
-    """One matrix of two symmetric ones; its diagonal says nothing."""
-    whole = np.triu(found.of_means, 1) + np.tril(found.by_image, -1)
-    np.fill_diagonal(whole, math.nan)
-    return whole
+def merged_agreement(agreement: Agreement) -> Floats:
+    """One matrix from two symmetric ones, with an empty diagonal."""
+    merged = np.triu(agreement.of_means, 1) + np.tril(agreement.by_image, -1)
+    np.fill_diagonal(merged, math.nan)
+    return merged
 
 
 def _markdown_errors(summary: Summary) -> list[str]:
-    told = list(error_lines(summary))
-    if not told:
+    errors = list(error_lines(summary))
+    if not errors:
         return []
-    lines = ["", f"## Errors: {error_count(summary)}", "", *(f"- {_plain(line)}" for line in told[:ERRORS_TOLD])]
-    return lines + ([f"- … and {len(told) - ERRORS_TOLD} more kinds"] if len(told) > ERRORS_TOLD else [])
+    lines = ["", f"## Errors: {error_count(summary)}", "", *(f"- {_plain(line)}" for line in errors[:LISTED_ERRORS])]
+    return lines + ([f"- … and {len(errors) - LISTED_ERRORS} more kinds"] if len(errors) > LISTED_ERRORS else [])
 
 
-def _latex_table(summary: Summary, block: Block, place: int) -> list[str]:
-    results = summary.results
-    count = sum(len(summary.present(k)) for k in block.metrics) + block.last * len(results.settings)
-    lines = [
-        r"\begin{table}",
-        r"  \centering",
-        r"  \small",
-        r"  \begin{tabular}{l" + "r" * count + "}",
-        r"    \toprule",
-    ]
-    lines += [f"    {line}" for line in _latex_header(summary, block)] + [r"    \midrule"]
+def _latex_results(summary: Summary, block: Block, number: int) -> str:
+    results, rows = summary.results, []
     for m, method in enumerate(results.methods):
         cells = [_latex_cell(summary, s, m, k) for k in block.metrics for s in summary.present(k)]
-        times = [tex(seconds(one.seconds[m])) for one in results.settings] if block.last else []
-        lines.append("    " + " & ".join([_latex_code(method), *cells, *times]) + r" \\")
-    caption = (
-        "; ".join(about_settings(summary)) + ". Bold: best; underlined: second best. " + " ".join(summary.legend())
-    )
-    return lines + [
-        r"    \bottomrule", r"  \end{tabular}", rf"  \caption{{{tex(caption)}}}",
-        rf"  \label{{tab:vitrail-{place + 1}}}", r"\end{table}",
-    ]  # fmt: skip
+        times = [tex(seconds(setting.seconds[m])) for setting in results.settings] if block.last else []
+        rows.append([_latex_code(method), *cells, *times])
+    settings, legend = "; ".join(about_settings(summary)), " ".join(summary.legend())
+    caption = f"{settings}. Bold: best; underlined: second best. {legend}"
+    return _latex_table("l" + "r" * (len(rows[0]) - 1), _latex_header(summary, block), rows, caption, str(number))
+
+
+def _latex_table(columns: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str) -> str:
+    body = [r"\toprule", *header, r"\midrule", *map(_latex_row, rows), r"\bottomrule"]
+    lines = [r"\begin{table}", r"  \centering", r"  \small", rf"  \begin{{tabular}}{{{columns}}}"]
+    lines += [*(f"    {line}" for line in body), r"  \end{tabular}", rf"  \caption{{{tex(caption)}}}"]
+    return "\n".join(["", *lines, rf"  \label{{tab:vitrail-{label}}}", r"\end{table}", ""])
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
 
 
 def _latex_header(summary: Summary, block: Block) -> list[str]:
     results = summary.results
     titles = [tex(results.metrics[k].title) for k in block.metrics] + (["s / image"] if block.last else [])
     if len(results.settings) == 1:
-        return [" & ".join(["method", *titles]) + r" \\"]
+        return [_latex_row(["method", *titles])]
     places = [summary.present(k) for k in block.metrics] + ([[*range(len(results.settings))]] if block.last else [])
     groups, rules, end = [], [], 1
-    for title, own in zip(titles, places, strict=True):
-        groups.append(rf"\multicolumn{{{len(own)}}}{{c}}{{{title}}}")
-        rules.append(rf"\cmidrule(lr){{{end + 1}-{end + len(own)}}}")
-        end += len(own)
-    labels = [tex(results.settings[s].label) for own in places for s in own]
-    return [" & ".join(["", *groups]) + r" \\", " ".join(rules), " & ".join(["method", *labels]) + r" \\"]
+    for title, present in zip(titles, places, strict=True):
+        groups.append(rf"\multicolumn{{{len(present)}}}{{c}}{{{title}}}")
+        rules.append(rf"\cmidrule(lr){{{end + 1}-{end + len(present)}}}")
+        end += len(present)
+    labels = [tex(results.settings[s].label) for present in places for s in present]
+    return [_latex_row(["", *groups]), " ".join(rules), _latex_row(["method", *labels])]
 
 
 def _latex_cell(summary: Summary, setting: int, method: int, metric: int) -> str:
-    cell: Cell = summary.cells[setting][method][metric]
+    cell = summary.cells[setting][method][metric]
     mean = tex(summary.text(cell.mean, metric))
     mean = rf"\textbf{{{mean}}}" if cell.best else rf"\underline{{{mean}}}" if cell.second else mean
     mean += r"$^{\approx}$" if cell.tied else ""
@@ -263,22 +263,17 @@ def _latex_cell(summary: Summary, setting: int, method: int, metric: int) -> str
     return f"{mean} {{\\scriptsize {tex(small)}}}" if small else mean
 
 
-def _latex_agreement(summary: Summary, found: Agreement, title: str, place: int) -> list[str]:
-    matrix = merged_agreement(found)
-    names = [_latex_code(summary.results.metrics[k].call) for k in found.metrics]
-    numbers = [rf"({i + 1})" for i in range(len(names))]
-    lines = [r"\begin{table}", r"  \centering", r"  \small", r"  \begin{tabular}{rl" + "r" * len(names) + "}"]
-    lines += [r"    \toprule", "    " + " & ".join(["", "metric", *numbers]) + r" \\", r"    \midrule"]
-    for i, name in enumerate(names):
-        lines.append("    " + " & ".join([numbers[i], name, *(tex(number(r, 2)) for r in matrix[i])]) + r" \\")
-    return lines + [
-        r"    \bottomrule", r"  \end{tabular}", rf"  \caption{{{tex(title)}}}",
-        rf"  \label{{tab:vitrail-agreement-{place + 1}}}", r"\end{table}",
-    ]  # fmt: skip
+def _latex_agreement(summary: Summary, agreement: Agreement, caption: str, number: int) -> str:
+    names = [_latex_code(summary.results.metrics[k].call) for k in agreement.metrics]
+    numbers = [f"({i + 1})" for i in range(len(names))]
+    correlations = [[tex(format_number(r, 2)) for r in row] for row in merged_agreement(agreement)]
+    rows = [[*line[:2], *line[2]] for line in zip(numbers, names, correlations, strict=True)]
+    header = [_latex_row(["", "metric", *numbers])]
+    return _latex_table("rl" + "r" * len(names), header, rows, caption, f"agreement-{number}")
 
 
 def tex(text: str) -> str:
-    """Text that means itself in LaTeX."""
+    """Text escaped for LaTeX."""
     return "".join(_LATEX.get(letter, letter) for letter in _one_line(text))
 
 
@@ -291,25 +286,25 @@ def _one_line(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that means itself in Markdown, in a table too."""
+    """Text escaped for Markdown, also within a table."""
     escaped = html.escape(_one_line(text), quote=False)
     return re.sub(r"([\\`*_{}\[\]|!#~$])", r"\\\1", escaped)
 
 
 def _code(text: str) -> str:
-    """Code in a table of Markdown: longer quotes than any inside, and no bar that divides."""
+    """Code within a Markdown table: more backticks than any inside, and escaped bars."""
     text = _one_line(text).replace("|", "\\|")
-    longest = max((len(own) for own in re.findall(r"`+", text)), default=0)
+    longest = max(map(len, re.findall(r"`+", text)), default=0)
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{'`' * (longest + 1)}{space}{text}{space}{'`' * (longest + 1)}"
 
 
 def _ins(text: str) -> str:
-    return f"<ins>{text}</ins>"  # <u> is not shown everywhere
+    return f"<ins>{text}</ins>"  # <u> is not rendered everywhere
 
 
 def seconds(value: float) -> str:
-    """A time as the tables show it."""
+    """A time as in the tables."""
     if math.isnan(value):
         return ABSENT
     return "<0.001" if value < 0.001 else f"{value:.2g}" if value < 10 else f"{value:.0f}"

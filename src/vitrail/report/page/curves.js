@@ -1,25 +1,25 @@
-const HIGH = 0.56, MARGIN = { left: 46, right: 10, top: 10, bottom: 40 };
+const ASPECT = 0.56, MARGIN = { left: 46, right: 10, top: 10, bottom: 40 };
 
-// lines: [{method, points, low, high}] over shares (0…1); low and high make a band where they are given.
+// lines: [{method, points, low, high}] over shares (0…1); low and high are optional and draw a band.
 function plot(lines, shares, metric, chosen, width) {
-  const height = Math.max(190, Math.round(width * HIGH));
+  const height = Math.max(190, Math.round(width * ASPECT));
   const values = lines.flatMap((line) => [...line.points, ...(line.low ?? []), ...(line.high ?? [])]);
   const [bottom, top, step] = niceRange(Math.min(...values), Math.max(...values));
   const x = (share) => MARGIN.left + share * (width - MARGIN.left - MARGIN.right);
   const y = (value) => height - MARGIN.bottom - ((value - bottom) / (top - bottom)) * (height - MARGIN.top - MARGIN.bottom);
   const at = (line, i) => shares[Math.round((i / Math.max(1, line.points.length - 1)) * (shares.length - 1))];
-  const picture = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Curves: ${data.metrics[metric].title}` });
+  const picture = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Curves: ${data.metrics[metric].title}` });
   grid(picture, { x, y, bottom, top, step, width, height, metric });
   // The chosen method is drawn last, above the others.
-  for (const line of [...lines].sort((one, other) => (one.method === chosen) - (other.method === chosen))) {
+  for (const line of [...lines].sort((a, b) => (a.method === chosen) - (b.method === chosen))) {
     const point = (value, i) => `${x(at(line, i)).toFixed(1)},${y(value).toFixed(1)}`;
     const faint = chosen !== null && line.method !== chosen ? " faint" : "";
     if (line.low && !faint) {
       const band = [...line.high.map(point), ...line.low.map(point).reverse()].join(" ");
-      picture.append(drawn("polygon", { points: band, class: `band k${line.method % COLOURS}` }));
+      picture.append(svgElement("polygon", { points: band, class: `band k${line.method % COLOURS}` }));
     }
-    const kind = `${look(line.method)} line${faint}${line.method === chosen ? " chosen" : ""}`;
-    picture.append(drawn("polyline", { points: line.points.map(point).join(" "), class: kind }, drawn("title", {}, data.methods[line.method])));
+    const kind = `${lineStyle(line.method)} line${faint}${line.method === chosen ? " chosen" : ""}`;
+    picture.append(svgElement("polyline", { points: line.points.map(point).join(" "), class: kind }, svgElement("title", {}, data.methods[line.method])));
   }
   return picture;
 }
@@ -27,15 +27,15 @@ function plot(lines, shares, metric, chosen, width) {
 function grid(picture, { x, y, bottom, top, step, width, height, metric }) {
   const digits = [0, 1, 2, 3, 4].find((count) => Math.abs(step * 10 ** count - Math.round(step * 10 ** count)) < 1e-6) ?? 5;
   for (let value = bottom; value <= top + step / 2; value += step) {
-    picture.append(drawn("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
-    picture.append(drawn("text", { x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(digits).replace("-", "−")));
+    picture.append(svgElement("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
+    picture.append(svgElement("text", { x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(digits).replace("-", "−")));
   }
   for (const percent of [0, 25, 50, 75, 100]) {
     const anchor = percent === 100 ? "end" : "middle";
-    picture.append(drawn("text", { x: x(percent / 100), y: height - MARGIN.bottom + 16, "text-anchor": anchor }, `${percent} %`));
+    picture.append(svgElement("text", { x: x(percent / 100), y: height - MARGIN.bottom + 16, "text-anchor": anchor }, `${percent} %`));
   }
   const middle = (MARGIN.left + width - MARGIN.right) / 2;
-  picture.append(drawn("text", { x: middle, y: height - 5, "text-anchor": "middle" }, data.metrics[metric].width.replace(" (%)", "")));
+  picture.append(svgElement("text", { x: middle, y: height - 5, "text-anchor": "middle" }, data.metrics[metric].width.replace(" (%)", "")));
 }
 
 function niceRange(low, high) {
@@ -49,7 +49,7 @@ function niceRange(low, high) {
 
 function keys(lines, chosen) {
   const entries = lines.map(({ method }) => {
-    const line = drawn("svg", { viewBox: "0 0 34 10", "aria-hidden": "true" }, drawn("line", { x1: 1, x2: 33, y1: 5, y2: 5, class: `${look(method)} line` }));
+    const line = svgElement("svg", { viewBox: "0 0 34 10", "aria-hidden": "true" }, svgElement("line", { x1: 1, x2: 33, y1: 5, y2: 5, class: `${lineStyle(method)} line` }));
     return element("li", { class: method === chosen ? "chosen" : null }, line, named(data.methods[method]));
   });
   return element("ul", { class: "keys" }, ...entries);

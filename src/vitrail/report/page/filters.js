@@ -8,7 +8,7 @@ function buildFilters() {
   form.hidden = false;
 }
 
-function checkList(title, names, chosen) {
+function checkList(title, names, selected) {
   const count = element("span");
   const boxes = names.map((name, place) => {
     const box = element("input", { type: "checkbox", checked: true, onchange: () => choose([place], box.checked) });
@@ -17,14 +17,14 @@ function checkList(title, names, chosen) {
   const visible = () => boxes.filter((entry) => !entry.label.hidden).map((entry) => entry.place);
 
   function choose(places, on) {
-    for (const place of places) on ? chosen.add(place) : chosen.delete(place);
-    for (const entry of boxes) entry.box.checked = chosen.has(entry.place);
-    tell();
+    for (const place of places) on ? selected.add(place) : selected.delete(place);
+    for (const entry of boxes) entry.box.checked = selected.has(entry.place);
+    showCount();
     changed();
   }
 
-  function tell() {
-    count.textContent = ` ${chosen.size} of ${names.length}`;
+  function showCount() {
+    count.textContent = ` ${selected.size} of ${names.length}`;
   }
 
   function search(event) {
@@ -32,12 +32,12 @@ function checkList(title, names, chosen) {
     for (const entry of boxes) entry.label.hidden = words.length > 0 && !words.some((word) => entry.name.includes(word));
   }
 
-  tell();
+  showCount();
   const find = element("input", { type: "search", placeholder: "Find…", "aria-label": `Find in ${title.toLowerCase()}`, oninput: search });
   const tools = element("div", { class: "tools" }, find,
     element("button", { type: "button", onclick: () => choose(visible(), true) }, "All"),
     element("button", { type: "button", onclick: () => choose(visible(), false) }, "None"),
-    element("button", { type: "button", onclick: () => { chosen.clear(); choose(visible(), true); } }, "Only these"));
+    element("button", { type: "button", onclick: () => { selected.clear(); choose(visible(), true); } }, "Only these"));
   return element("details", { "data-filter": title.toLowerCase() }, element("summary", {}, title, count), tools,
     element("div", { class: "choices" }, ...boxes.map((entry) => entry.label)));
 }
@@ -45,7 +45,7 @@ function checkList(title, names, chosen) {
 function classList() {
   const inTable = new Set(data.slices);
   const entries = data.classes.map(([name, count]) => [name, `${name} (${count}${inTable.has(name) ? "" : ", images only"})`]);
-  const select = element("select", { id: "class", onchange: () => { state.wanted = select.value; changed(); } });
+  const select = element("select", { id: "class", onchange: () => { state.className = select.value; changed(); } });
   options(select, [["", "all classes"], ...entries], "");
   return element("label", { class: "field" }, "Class", select);
 }

@@ -1,9 +1,9 @@
-const AT_ONCE = 10, LENS = 112, ALPHA = 0.85, FADE = 0.8;
-const gallery = { setting: 0, metric: 0, method: "all", order: "worst", count: AT_ONCE };
+const PAGE_SIZE = 10, LENS = 112, ALPHA = 0.85, FADE = 0.8;
+const gallery = { setting: 0, metric: 0, method: "all", order: "worst", count: PAGE_SIZE };
 const tables = { 0: bytes(data.colours.unsigned), 1: bytes(data.colours.signed) };
 
 function buildGallery() {
-  const first = data.galleries.findIndex((own) => own.images.length);
+  const first = data.galleries.findIndex((entry) => entry.images.length);
   if (first < 0) return;
   const section = find("#gallery");
   gallery.setting = first;
@@ -11,7 +11,7 @@ function buildGallery() {
   section.append(element("h2", {}, "Images"), galleryBar(), element("p", { class: "note", id: "gallery-note" }),
     element("div", { id: "cards" }), element("button", { type: "button", id: "more", onclick: showMore }, "Show more"));
   section.hidden = false;
-  listeners.push(() => { gallery.count = AT_ONCE; showGallery(); });
+  listeners.push(() => { gallery.count = PAGE_SIZE; showGallery(); });
   showGallery();
 }
 
@@ -19,7 +19,7 @@ function galleryBar() {
   const choice = (key, label, entries, numeric) => {
     const select = element("select", { "data-choice": key, onchange: () => {
       gallery[key] = numeric ? Number(select.value) : select.value;
-      gallery.count = AT_ONCE;
+      gallery.count = PAGE_SIZE;
       showGallery();
     } });
     return element("label", {}, label, options(select, entries.map(([value, text]) => [String(value), text]), String(gallery[key])));
@@ -39,7 +39,7 @@ function galleryBar() {
     element("label", {}, "Map strength", strength));
 }
 
-// How good an image's explanations are by the chosen metric; null where it does not apply.
+// The quality of an image's explanations by the selected metric; null if it does not apply.
 function merit(image) {
   const { better } = data.metrics[gallery.metric] ?? { better: 0 };
   const methods = gallery.method === "all" ? [...state.methods] : [Number(gallery.method)];
@@ -49,19 +49,19 @@ function merit(image) {
 
 function chosenImages() {
   const entries = data.galleries[gallery.setting].images
-    .filter((image) => !state.wanted || image.class === state.wanted)
+    .filter((image) => !state.className || image.class === state.className)
     .map((image) => ({ image, merit: merit(image) }));
   const direction = gallery.order === "worst" ? 1 : -1;
-  entries.sort((one, other) => {
-    if (one.merit === null || other.merit === null) return (one.merit === null) - (other.merit === null);
-    return direction * (one.merit - other.merit);
+  entries.sort((a, b) => {
+    if (a.merit === null || b.merit === null) return (a.merit === null) - (b.merit === null);
+    return direction * (a.merit - b.merit);
   });
   return entries.map((entry) => entry.image);
 }
 
 function showMore() {
   const before = gallery.count;
-  gallery.count += AT_ONCE;
+  gallery.count += PAGE_SIZE;
   showGallery();
   find(`#cards .card:nth-child(${before + 1}) button`)?.focus();
 }
@@ -71,25 +71,25 @@ function showGallery() {
   find("#cards").replaceChildren(...images.slice(0, gallery.count).map(card));
   const left = images.length - gallery.count;
   find("#more").hidden = left <= 0;
-  find("#more").textContent = `Show ${Math.min(left, AT_ONCE)} more of ${left}`;
+  find("#more").textContent = `Show ${Math.min(left, PAGE_SIZE)} more of ${left}`;
   find("#gallery-note").textContent = galleryNote(images.length);
 }
 
 function galleryNote(count) {
   const { total, pictures, maps, images } = data.galleries[gallery.setting];
-  const told = [];
+  const notes = [];
   if (images.length < total) {
-    told.push(`This file holds ${images.length} of ${total} images: the worst by each metric in turn, by the mean of all methods.`);
+    notes.push(`This file contains ${images.length} of ${total} images: the worst by each metric in turn, by the mean of all methods.`);
   }
-  if (!pictures) told.push("The run kept no pictures and maps (maps = false in its plan): numbers and curves only.");
-  else if (!maps) told.push("The run kept no maps.");
-  if (state.wanted) told.push(`${count} of the class “${state.wanted}”.`);
-  if (maps) told.push("Each map has its own colour scale: red for the class, blue against it; maps that know no “against” go from dark to yellow.");
-  return told.join(" ");
+  if (!pictures) notes.push("The run stored no pictures and maps (maps = false in its plan): numbers and curves only.");
+  else if (!maps) notes.push("The run stored no maps.");
+  if (state.className) notes.push(`${count} of the class “${state.className}”.`);
+  if (maps) notes.push("Each map has its own colour scale: red for the class, blue against it; maps without negative evidence go from dark to yellow.");
+  return notes.join(" ");
 }
 
 function card(image) {
-  const methods = [...state.methods].sort((one, other) => one - other);
+  const methods = [...state.methods].sort((a, b) => a - b);
   const tiles = methods.filter((method) => image.values[method].some((value) => value !== null) || image.maps[method]).map((method) => tile(image, method));
   if (image.jpeg) tiles.unshift(element("div", { class: "tile" }, lens(image, null), "the model’s input"));
   return element("article", { class: "card" }, element("h3", {}, named(image.id)), element("p", {}, ...aboutImage(image)),
@@ -107,7 +107,7 @@ function aboutImage(image) {
 function tile(image, method) {
   const value = image.values[method][gallery.metric];
   return element("button", { type: "button", class: "tile", onclick: () => openImage(image, method) },
-    image.jpeg ? lens(image, image.maps[method]) : null, element("strong", {}, shown(value, gallery.metric)), named(data.methods[method]));
+    image.jpeg ? lens(image, image.maps[method]) : null, element("strong", {}, formatValue(value, gallery.metric)), named(data.methods[method]));
 }
 
 function lens(image, map) {
@@ -115,7 +115,7 @@ function lens(image, map) {
   return element("span", { class: "lens" }, picture, map ? overlay(map) : null);
 }
 
-// The map between the middles of its cells, as vitrail.show draws it: the stronger the evidence, the less transparent.
+// The map, interpolated between cell centres as in vitrail.show: the stronger the evidence, the less transparent.
 function overlay([rows, columns, signed, text]) {
   const places = bytes(text), colours = tables[signed];
   const canvas = element("canvas", { width: LENS, height: LENS, "aria-hidden": "true" });
@@ -150,13 +150,13 @@ function axis(cells) {
 }
 
 function openImage(image, method) {
-  const rows = [...state.metrics].sort((one, other) => one - other).map((metric) =>
-    element("tr", {}, element("th", { scope: "row" }, named(data.metrics[metric].title)), element("td", {}, shown(image.values[method][metric], metric))));
+  const rows = [...state.metrics].sort((a, b) => a - b).map((metric) =>
+    element("tr", {}, element("th", { scope: "row" }, named(data.metrics[metric].title)), element("td", {}, formatValue(image.values[method][metric], metric))));
   const values = element("table", { class: "values" }, ...rows);
-  const seen = image.jpeg ? lens(image, image.maps[method]) : null;
+  const picture = image.jpeg ? lens(image, image.maps[method]) : null;
   const { axes } = data.galleries[gallery.setting];
   openSheet(data.methods[method], [named(image.id), " · ", ...aboutImage(image)], (room) => [
-    element("div", { class: "pair" }, seen, values),
+    element("div", { class: "pair" }, picture, values),
     ...Object.keys(axes).filter((metric) => state.metrics.has(Number(metric))).flatMap((metric) => imageCurves(image, method, metric, axes[metric], room)),
   ]);
 }

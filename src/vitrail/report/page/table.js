@@ -11,22 +11,22 @@ function makeSortable(head) {
   head.replaceChildren(button);
 }
 
-// A cell whose metric has curves opens them.
+// A cell of a metric with curves opens them.
 function makeClickable(cell) {
   const { s, k } = cell.dataset;
   const method = cell.parentElement.dataset.m;
   if (!data.curves[s][k]?.methods[method]) return;
-  const told = `Curves of ${data.methods[method]} by ${data.metrics[k].name}`;
+  const title = `Curves of ${data.methods[method]} by ${data.metrics[k].name}`;
   const open = () => openMeanCurves(Number(s), Number(k), Number(method));
-  cell.replaceChildren(element("button", { type: "button", title: told, onclick: open }, ...cell.childNodes));
+  cell.replaceChildren(element("button", { type: "button", title, onclick: open }, ...cell.childNodes));
 }
 
 function sortBy(head) {
   const { k, s } = head.dataset;
   const again = sorting.metric === k && sorting.setting === s;
-  // The best comes first; a second click turns the order.
-  const usual = k === "name" || k === "time" ? 1 : -(data.metrics[k].better || 1);
-  Object.assign(sorting, { metric: k, setting: s, direction: again ? -sorting.direction : usual });
+  // The best comes first; a second click reverses the order.
+  const initial = k === "name" || k === "time" ? 1 : -(data.metrics[k].better || 1);
+  Object.assign(sorting, { metric: k, setting: s, direction: again ? -sorting.direction : initial });
   for (const other of findAll("#results thead th")) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", sorting.direction > 0 ? "ascending" : "descending");
   orderRows();
@@ -36,10 +36,10 @@ function orderRows() {
   if (sorting.metric === null) return;
   const body = find("#results tbody");
   const rows = findAll("tr", body).map((row) => ({ row, key: sortKey(row) }));
-  rows.sort((one, other) => {
-    if (one.key === null || other.key === null) return (one.key === null) - (other.key === null);
-    const order = typeof one.key === "string" ? one.key.localeCompare(other.key) : one.key - other.key;
-    return sorting.direction * order || one.row.dataset.m - other.row.dataset.m;
+  rows.sort((a, b) => {
+    if (a.key === null || b.key === null) return (a.key === null) - (b.key === null);
+    const order = typeof a.key === "string" ? a.key.localeCompare(b.key) : a.key - b.key;
+    return sorting.direction * order || a.row.dataset.m - b.row.dataset.m;
   });
   body.append(...rows.map((entry) => entry.row));
 }
@@ -51,9 +51,9 @@ function sortKey(row) {
   return value === "" ? null : Number(value);
 }
 
-// Which numbers the table shows: those of the wanted class where the report has them, else of all images.
+// The numbers in the table: those of the selected class if the report has them, else of all images.
 function slice() {
-  return Math.max(0, data.slices.indexOf(state.wanted));
+  return Math.max(0, data.slices.indexOf(state.className));
 }
 
 function showTable() {
@@ -68,7 +68,7 @@ function showTable() {
   }
   for (const head of findAll("#results thead th[data-k]")) showHead(head);
   orderRows();
-  tellTable(place);
+  showStatus(place);
 }
 
 function visibleColumn({ dataset: { k, s } }) {
@@ -90,12 +90,12 @@ function fillCell(cell, [, mean, interval, count, marks]) {
   find(".count", cell).textContent = count;
 }
 
-function tellTable(place) {
-  const told = [];
+function showStatus(place) {
+  const notes = [];
   if (state.methods.size < data.methods.length) {
-    told.push(`${state.methods.size} of ${data.methods.length} methods shown; best and second best are among all.`);
+    notes.push(`${state.methods.size} of ${data.methods.length} methods shown; best and second best are among all methods.`);
   }
-  if (place) told.push(`Only images of the class “${state.wanted}”.`);
-  else if (state.wanted) told.push(`“${state.wanted}” has too few images for a table of its own: all images are shown here.`);
-  find("#told").textContent = told.join(" ");
+  if (place) notes.push(`Only images of the class “${state.className}”.`);
+  else if (state.className) notes.push(`“${state.className}” has too few images for its own table: all images are shown here.`);
+  find("#status").textContent = notes.join(" ");
 }

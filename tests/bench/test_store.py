@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tests.bench.report_runs import Made
-from tests.bench.run_plans import own_methods, plan, same, table  # noqa: F401
+from tests.bench.plans import own_methods, plan, same, table  # noqa: F401
+from tests.report.run_folders import Made
 
 from vitrail import VitrailError
 from vitrail.bench import run as running
@@ -19,7 +19,7 @@ from vitrail.bench.run import run
 from vitrail.bench.store import Store
 from vitrail.cli import main
 from vitrail.report.report import report
-from vitrail.report.rows import read_results
+from vitrail.report.results import read_results
 
 
 def flip(content: bytes, place: int) -> bytes:

@@ -15,14 +15,14 @@ import pandas as pd
 import pytest
 from PIL import Image
 from rich.console import Console
-from tests.bench.run_plans import plan
+from tests.bench.plans import plan
 from typer.testing import CliRunner
 
 from vitrail.bench.run import Step, run
 from vitrail.bench.store import Store
 from vitrail.cli import board as boards
 from vitrail.cli.bench import watch_run
-from vitrail.cli.board import Board, Tally, board_of, image_ids, span
+from vitrail.cli.board import Board, Tally, board_of, duration, image_ids
 from vitrail.cli.program import app, bench
 
 METHODS = ["random", "gen_att"]
@@ -183,7 +183,7 @@ def test_without_a_terminal_there_are_lines_now_and_then(tmp_path: Path, monkeyp
 
 
 def test_words_of_the_command_line(tmp_path: Path) -> None:
-    assert [span(seconds) for seconds in (0.4, 99, 130, 7200)] == ["0 s", "99 s", "2 min", "2.0 h"]
+    assert [duration(seconds) for seconds in (0.4, 99, 130, 7200)] == ["0 s", "99 s", "2 min", "2.0 h"]
     told = CliRunner().invoke(app, ["bench", "--data", "scenes:1", "--workers", "2", "--out", str(tmp_path / "run")])
     assert told.exit_code == 1
     assert str(told.exception) == "--workers 2 is for a cluster: give --cluster too."

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.bench.report_runs import Made
+from tests.report.run_folders import Made
 from typer.testing import CliRunner
 
 from vitrail.bench.store import Store
 from vitrail.cli.program import app
-from vitrail.report.html import embedded_json
+from vitrail.report.html import _environment
 from vitrail.report.report import report
 from vitrail.show.colours import Scale
 
@@ -150,7 +150,7 @@ def test_a_class_has_its_own_numbers_and_images(one: Path, open_page: Open) -> N
     after = page.inner_text("#results tbody tr:first-child td:nth-of-type(1)")
     assert after != before
     assert "n = 8" in after
-    assert "dog" in page.inner_text("#told")
+    assert "dog" in page.inner_text("#status")
     about = page.locator("#cards .card p").all_inner_texts()
     assert len(about) == 8
     assert all("true class dog" in text for text in about)
@@ -305,7 +305,7 @@ def test_hostile_names_are_inert(tmp_path: Path, open_page: Open) -> None:
     for name in EVIL:
         page.select_option("#class", name)
         assert page.locator("#cards .card").count() == 2
-        assert name.strip() in page.inner_text("#told")
+        assert name.strip() in page.inner_text("#status")
         page.locator("#cards button.tile").first.click()
         page.keyboard.press("Escape")
     page.select_option("#class", "")
@@ -320,7 +320,7 @@ def test_hostile_names_are_inert(tmp_path: Path, open_page: Open) -> None:
 def test_a_run_without_pictures_still_tells_its_worst_cases(tmp_path: Path, open_page: Open) -> None:
     report([Made(maps=False).write(tmp_path / "run")], tmp_path, ["html"])
     page = open_page(tmp_path / "report.html")
-    assert "kept no pictures" in page.inner_text("#gallery-note")
+    assert "stored no pictures" in page.inner_text("#gallery-note")
     assert page.locator("#cards .card").count() == 10
     assert page.locator("#cards img").count() == 0
     page.locator("#cards button.tile").first.click()
@@ -340,13 +340,14 @@ def test_a_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     report([folder], tmp_path, ["html"])
     whole = (tmp_path / "report.html").stat().st_size
     assert whole < 400_000
-    monkeypatch.setattr("vitrail.report.gallery.LETTERS", 20_000)
+    monkeypatch.setattr("vitrail.report.gallery.MAX_CHARACTERS", 20_000)
     report([folder], tmp_path, ["html"])
     assert (tmp_path / "report.html").stat().st_size < whole - 40_000
 
 
 def test_json_cannot_leave_its_element() -> None:
-    text = embedded_json({"</script>": ["<!--", "a & b", "\u2028", "é"]})
+    template = _environment().from_string("{{ data | tojson }}")
+    text = template.render(data={"</script>": ["<!--", "a & b", "\u2028", "é"]})
     assert not set("<>&\u2028é") & set(text)
     with pytest.raises(ValueError, match="JSON"):
-        embedded_json(float("nan"))
+        template.render(data=float("nan"))

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from tests.bench.report_runs import START, Made, frame_of
+from tests.report.run_folders import START, Made, frame_of
 
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import run as bench
@@ -25,8 +25,8 @@ from vitrail.cli.report import run
 from vitrail.errors import VitrailError
 from vitrail.report import figures, tables
 from vitrail.report.report import FORMATS, report
-from vitrail.report.rows import normal_call, read_results
-from vitrail.report.summary import Summary, number, summarise_results
+from vitrail.report.results import normal_call, read_results
+from vitrail.report.summary import Summary, format_number, summarise_results
 
 HOSTILE = r"$\input{x}$ & 100% #1_a {b} ~^ \ | `c` <b>*d*</b>"
 
@@ -329,7 +329,7 @@ def test_plans_and_maps_may_name_a_method_otherwise(call: str, expected: str) ->
     ],
 )
 def test_numbers(value: float, decimals: int | None, text: str) -> None:
-    assert number(value, decimals) == text
+    assert format_number(value, decimals) == text
 
 
 def test_params_of_rows_are_sorted_calls(folder: Path) -> None:
@@ -343,7 +343,7 @@ def test_titles_of_bars_keep_their_arrow_and_leave_their_neighbour_alone(tmp_pat
              "token_insertion_accuracy", "a_metric_of_my_own_with_a_name_that_never_ends")  # fmt: skip
     made = Made(quality={"full_grad_plus.skipplus(rule=frozen)": 0.8, "random": 0.1}, metrics=calls)
     summary, figure = summary_of(made.write(tmp_path / "run")), Figure(dpi=200, layout="constrained")
-    with matplotlib.rc_context(figures._LOOK):
+    with matplotlib.rc_context(figures._STYLE):
         assert figures.bars(summary, figure)
         figure.draw_without_rendering()
     titles = [axes._left_title for axes in figure.axes]  # type: ignore[attr-defined]

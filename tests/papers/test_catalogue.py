@@ -11,9 +11,9 @@ from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.methods.registry import get_method
 from vitrail.metrics.base import get_metric
-from vitrail.papers.catalogue import FOLDER, LAYER, Claim, Target, find_target, requirements, targets
+from vitrail.papers.catalogue import FOLDER, LAYER, Claim, PaperTarget, find_target, requirements, targets
 from vitrail.papers.cells import READINGS
-from vitrail.papers.claims import Values, judge
+from vitrail.papers.claims import TableValues, judge
 from vitrail.papers.metrics import paper_metrics
 
 TARGETS = [
@@ -62,7 +62,7 @@ def test_every_table_and_figure_of_the_papers_is_a_target() -> None:
 
 
 @pytest.mark.parametrize("target", targets().values(), ids=lambda one: one.name)
-def test_a_target_names_only_what_exists(target: Target) -> None:
+def test_a_target_names_only_what_exists(target: PaperTarget) -> None:
     labels = [one.label for one in target.columns]
     assert target.title
     assert len(set(labels)) == len(labels)
@@ -86,7 +86,7 @@ def test_a_target_names_only_what_exists(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", targets().values(), ids=lambda one: one.name)
-def test_published_numbers_have_the_digits_they_are_printed_with(target: Target) -> None:
+def test_published_numbers_have_the_digits_they_are_printed_with(target: PaperTarget) -> None:
     for row in target.published:
         assert len(target.published[row]) <= len(target.columns)
         for column in target.columns:
@@ -178,21 +178,21 @@ def test_with_one_output_probability_and_logit_rank_alike() -> None:
 # --- the papers' statements about their own numbers -----------------------------------------------------------------
 
 
-def as_published(target: Target) -> Values:
+def as_published(target: PaperTarget) -> TableValues:
     cells: dict[str, dict[str, float]] = {}
     for column in target.columns:
         for row in target.published:
             found = target.value(row, column.label)
             if found is not None:
                 cells.setdefault(column.label, {})[row] = found
-    return Values(cells, {one.label: one.direction() for one in target.columns})
+    return TableValues(cells, {one.label: one.direction() for one in target.columns})
 
 
 NUMBERED = [one for one in targets().values() if one.published and one.claims]
 
 
 @pytest.mark.parametrize("target", NUMBERED, ids=lambda one: one.name)
-def test_statements_hold_for_the_published_numbers(target: Target) -> None:
+def test_statements_hold_for_the_published_numbers(target: PaperTarget) -> None:
     values = as_published(target)
     for claim in target.claims:
         assert judge(claim, values).holds in (True, None), claim.text
@@ -204,7 +204,7 @@ def test_statements_are_told_by_the_published_numbers_where_there_are_any() -> N
 
 
 def test_claims_are_read_and_nothing_else() -> None:
-    values = Values(
+    values = TableValues(
         {"a": {"x": 1.0, "y": 3.0, "z": 2.0}, "b": {"x": 9.0, "y": 5.0, "z": 7.0}}, {"a": 1, "b": -1, "c": 1}
     )
 

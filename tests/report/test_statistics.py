@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from vitrail.metrics.base import get_metric
-from vitrail.metrics.statistics import interval, summarise
+from vitrail.metrics.statistics import interval, resampled_means, summarise, two_sided
 from vitrail.report.gallery import worst_first
 from vitrail.report.statistics import (
     FEWEST_PAIRS,
@@ -19,8 +19,6 @@ from vitrail.report.statistics import (
     agreement_by_image,
     agreement_of_means,
     compare,
-    resampled_means,
-    two_sided,
 )
 
 
@@ -70,7 +68,7 @@ def test_resampled_means_are_means_of_drawn_rows(monkeypatch: pytest.MonkeyPatch
     draws = np.random.default_rng(5).integers(17, size=(50, 17))
     expected = np.stack([found[own].mean(0) for own in draws])
     np.testing.assert_allclose(resampled_means(found, 50, seed=5), expected, atol=1e-12)
-    monkeypatch.setattr("vitrail.report.statistics._NUMBERS", 40)  # in chunks: the same
+    monkeypatch.setattr("vitrail.metrics.statistics.CHUNK", 40)  # in chunks: the same
     np.testing.assert_allclose(resampled_means(found, 50, seed=5), expected, atol=1e-12)
 
 

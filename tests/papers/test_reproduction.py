@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from tests.bench.miniatures import DEPTH, certain, make_data, stand_in
+from tests.papers.miniatures import DEPTH, certain, make_data, stand_in
 
 from vitrail.bench.store import Store
 from vitrail.data.names import data_name
 from vitrail.methods import vit_cx
 from vitrail.papers import catalogue as papers
-from vitrail.papers.catalogue import LAYER, Target, targets
-from vitrail.papers.cells import Cell, identity, metric_identity
+from vitrail.papers.catalogue import LAYER, PaperTarget, targets
+from vitrail.papers.cells import PaperCell, identity, metric_identity
 from vitrail.papers.figures import _summary
 from vitrail.papers.metrics import paper_metrics
-from vitrail.papers.reproduction import Result, reproduce
+from vitrail.papers.reproduction import Reproduction, reproduce
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +36,18 @@ def few_random_masks() -> Iterator[None]:
         yield
 
 
-def given(target: Target, data: dict[str, str]) -> dict[str, str]:
+def given(target: PaperTarget, data: dict[str, str]) -> dict[str, str]:
     return {one.name: data[one.name] for one in target.needs() if not one.optional}
 
 
-def quick(name: str, data: dict[str, str], out: Path, **changes: object) -> Result:
+def quick(name: str, data: dict[str, str], out: Path, **changes: object) -> Reproduction:
     target = targets()[name]
     few = None if target.data.keys() & {"figure1", "animals"} else 2  # pictures of which each has a column
     options = {"images": few, "quick": True, "load": stand_in, **changes}
     return reproduce(name, given(target, data), out=out, **options)  # type: ignore[arg-type]
 
 
-def expected_cells(target: Target) -> set[tuple[str, str]]:
+def expected_cells(target: PaperTarget) -> set[tuple[str, str]]:
     """Row and column of every cell, by the table alone."""
     rows = []
     for row in target.methods:
@@ -55,12 +55,12 @@ def expected_cells(target: Target) -> set[tuple[str, str]]:
     return {(row, one.label) for row in rows for one in target.columns if one.applies(row)}
 
 
-def stored(result: Result) -> pd.DataFrame:
+def stored(result: Reproduction) -> pd.DataFrame:
     folders = [path.parent for path in sorted(result.folder.glob("*/plan.toml"))]
     return pd.concat([Store(folder).rows() for folder in folders]).set_index("key")
 
 
-def check_origin(cell: Cell, rows: pd.DataFrame, target: Target) -> None:
+def check_origin(cell: PaperCell, rows: pd.DataFrame, target: PaperTarget) -> None:
     """The cell's rows are those of its method, model, metric and class, and make its value."""
     (column,) = [one for one in target.columns if one.label == cell.column]
     own = rows.loc[list(cell.keys)]
@@ -168,7 +168,7 @@ def test_models_are_seen_through_the_papers_preprocessing(data: dict[str, str], 
         assert (view.preprocessing.fit, view.preprocessing.crop_pct) == ("squash", 0.875)
         assert view.preprocessing._scaled_size((100, 50)) == (36, 36)  # 32 / 0.875, whatever the shape
     written = (tmp_path / "tis-table3" / "vit-boxes-label" / "plan.toml").read_text(encoding="utf-8")
-    assert '"fit" = "squash"' in written
+    assert 'fit = "squash"' in written
 
 
 def test_class_agnostic_methods_have_equal_columns_for_both_classes(data: dict[str, str], tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_complete_specification_replaces_data_and_a_name_replaces_models(tmp_p
     assert not result.failed
     assert "readout" not in "".join(cell.method for cell in result.cells), "the paper's parameter is for its own model"
     assert any("measured on scenes" in note for note in result.notes)
-    assert all(verdict.told for verdict in result.verdicts)
+    assert all(verdict.decided for verdict in result.verdicts)
 
 
 def test_a_method_that_cannot_explain_another_model_leaves_a_reason(data: dict[str, str], tmp_path: Path) -> None:

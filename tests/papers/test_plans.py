@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 import torch
 from rich.console import Console
-from tests.bench.miniatures import make_data, stand_in
 from tests.helpers import batch, features, viewed
+from tests.papers.miniatures import make_data, stand_in
 
 import vitrail
 from vitrail.bench.plan import ModelSpec
@@ -26,12 +26,12 @@ from vitrail.engine.maps import upsampled
 from vitrail.errors import VitrailError
 from vitrail.methods.registry import build_method
 from vitrail.metrics import list_metrics, measure
-from vitrail.papers.animals import ZebraElephant
 from vitrail.papers.catalogue import targets
-from vitrail.papers.cells import Cell, identity, read
-from vitrail.papers.jobs import ask, hurried, read_model
-from vitrail.papers.metrics import BINS, OWN, paper_metrics
+from vitrail.papers.cells import PaperCell, aggregate, identity
+from vitrail.papers.metrics import BINS, PAPER_METRICS, paper_metrics
+from vitrail.papers.plans import parse_model, reduced, select
 from vitrail.papers.reproduction import reproduce
+from vitrail.papers.zebra_elephant import ZebraElephant
 
 
 @pytest.fixture(scope="module")
@@ -86,33 +86,33 @@ def test_models_that_cannot_be_loaded_are_all_named(data: dict[str, str], tmp_pa
 def test_words_that_mean_nothing_are_refused(options: dict[str, object], message: str | None) -> None:
     target = targets()["tis-table3"]
     if message is None:
-        assert [*ask(target, **{"data": {}, **options}).models] == ["deit"]  # type: ignore[arg-type]
+        assert [*select(target, **{"data": {}, **options}).models] == ["deit"]  # type: ignore[arg-type]
         return
     with pytest.raises(VitrailError, match=message):
-        ask(target, **{"data": {}, **options})  # type: ignore[arg-type]
+        select(target, **{"data": {}, **options})  # type: ignore[arg-type]
 
 
 def test_only_leaves_out_the_columns_of_others() -> None:
     target = targets()["skipplus-figure4"]
-    asked = ask(target, {}, only=["vit8", "mura", "imagenet"])
+    asked = select(target, {}, only=["vit8", "mura", "imagenet"])
     assert {(one.model, one.data) for one in asked.target.columns} == {("vit8", "imagenet")}
-    table = ask(targets()["vit_cx-table1"], {}, only=["swin"])
+    table = select(targets()["vit_cx-table1"], {}, only=["swin"])
     assert table.target.value("RISE", "Swin-B Ins") == 0.727, "published numbers keep their columns"
     assert table.target.value("Rollout", "Swin-B Ins") is None
     with pytest.raises(VitrailError, match="no column for mura and imagenet together"):
-        ask(target, {}, only=["mura", "imagenet"])
+        select(target, {}, only=["mura", "imagenet"])
 
 
 def test_models_are_swapped_by_key_and_keep_the_papers_ways_where_they_are_the_papers() -> None:
     target = targets()["vtranm-table1"]
     own = "deit_cifar10=deit_base_patch16_224?checkpoint=a.pt"
-    asked = ask(target, {"cifar100_weights": "b.pt"}, [own, "deit_cifar100=hf:org/deit"])
+    asked = select(target, {"cifar100_weights": "b.pt"}, [own, "deit_cifar100=hf:org/deit"])
     assert asked.models["deit_cifar10"].options == {"num_classes": 10, "checkpoint": "a.pt"}
     assert asked.models["deit_cifar10"].preprocessing["mean"] == [0.5, 0.5, 0.5]
     assert asked.models["deit_cifar100"] == ModelSpec("hf:org/deit")
-    assert asked.swapped == ["deit_cifar100"]
-    assert ask(target, {"cifar10_weights": "b.pt"}).models["deit_cifar10"].options["checkpoint"] == "b.pt"
-    assert read_model("a?num_classes=3&labels=x.txt") == ModelSpec("a", {"num_classes": 3, "labels": "x.txt"})
+    assert asked.replaced == ["deit_cifar100"]
+    assert select(target, {"cifar10_weights": "b.pt"}).models["deit_cifar10"].options["checkpoint"] == "b.pt"
+    assert parse_model("a?num_classes=3&labels=x.txt") == ModelSpec("a", {"num_classes": 3, "labels": "x.txt"})
 
 
 def test_a_list_of_positions_takes_the_place_of_a_draw(data: dict[str, str], tmp_path: Path) -> None:
@@ -132,12 +132,12 @@ def test_a_list_of_positions_takes_the_place_of_a_draw(data: dict[str, str], tmp
 
 
 def test_quick_makes_few_of_many(own_metrics: None) -> None:
-    assert hurried("tis(protocol=tis)") == "tis(protocol=tis, masks=16)"
-    assert hurried("tis(masks=128, ratio=0.1)") == "tis(masks=2, ratio=0.1)"
-    assert hurried("rise(protocol=tis)") == "rise(protocol=tis, masks=64)"
-    assert hurried("insertion(protocol=tis, steps=1)") == "insertion(protocol=tis, steps=1)"
-    assert hurried("deletion") == "deletion(steps=7)"
-    assert hurried("decompx.skipplus") == "decompx.skipplus"
+    assert reduced("tis(protocol=tis)") == "tis(protocol=tis, masks=16)"
+    assert reduced("tis(masks=128, ratio=0.1)") == "tis(masks=2, ratio=0.1)"
+    assert reduced("rise(protocol=tis)") == "rise(protocol=tis, masks=64)"
+    assert reduced("insertion(protocol=tis, steps=1)") == "insertion(protocol=tis, steps=1)"
+    assert reduced("deletion") == "deletion(steps=7)"
+    assert reduced("decompx.skipplus") == "decompx.skipplus"
 
 
 # --- from rows to cells ---------------------------------------------------------------------------------------------
@@ -149,24 +149,24 @@ def frame(values: list[float], **columns: object) -> pd.DataFrame:
 
 
 def test_readings() -> None:
-    assert read(frame([1.0, 2.0, math.nan]), "mean")[0] == 1.5
-    assert read(frame([1.0, 2.0, math.nan]), "mean")[3] == 2
-    assert read(frame([1.0, 3.0]), "deviation")[0] == pytest.approx(math.sqrt(2))
-    assert read(frame([0.0, 0.0], seconds=[1.0, 3.0]), "seconds")[0] == 2
+    assert aggregate(frame([1.0, 2.0, math.nan]), "mean")[0] == 1.5
+    assert aggregate(frame([1.0, 2.0, math.nan]), "mean")[3] == 2
+    assert aggregate(frame([1.0, 3.0]), "deviation")[0] == pytest.approx(math.sqrt(2))
+    assert aggregate(frame([0.0, 0.0], seconds=[1.0, 3.0]), "seconds")[0] == 2
     curves = [list(np.arange(1, 225) / 224), list(np.arange(1, 225) / 224)]
-    assert read(frame([0.0, 0.0], curve=curves), "point:50/224")[0] == pytest.approx(50 / 224), "after 50 steps"
-    assert read(frame([0.0, 0.0], curve=curves), "point:last")[0] == 1
+    assert aggregate(frame([0.0, 0.0], curve=curves), "point:50/224")[0] == pytest.approx(50 / 224), "after 50 steps"
+    assert aggregate(frame([0.0, 0.0], curve=curves), "point:last")[0] == 1
     histogram = [[0.0] * 18 + [0.25, 0.75]]
-    assert read(frame([0.0], curve=histogram), "tail:0.9")[0] == 1
-    assert read(frame([0.0], curve=histogram), "tail:0.95")[0] == 0.75
+    assert aggregate(frame([0.0], curve=histogram), "tail:0.9")[0] == 1
+    assert aggregate(frame([0.0], curve=histogram), "tail:0.95")[0] == 0.75
     scores = frame([0.95, 0.5, 0.91], parts=[[0.95, 0.02, 3], [0.5, 0.3, 3], [0.91, 0.04, 3]])
-    assert read(scores, "share_above:0.9")[0] == pytest.approx(2 / 3)
-    assert read(scores, "variance_above:0.9")[:1] == (pytest.approx(0.03),)
-    assert read(scores, "variance_above:0.99")[3] == 0
-    assert math.isnan(read(frame([math.nan]), "mean")[0])
-    assert read(frame([0.1, 0.9], metric="mean_iou", parts=[[1, 2, 3, 4], [0, 2, 1, 4]]), "mean")[0] == 0.375
+    assert aggregate(scores, "share_above:0.9")[0] == pytest.approx(2 / 3)
+    assert aggregate(scores, "variance_above:0.9")[:1] == (pytest.approx(0.03),)
+    assert aggregate(scores, "variance_above:0.99")[3] == 0
+    assert math.isnan(aggregate(frame([math.nan]), "mean")[0])
+    assert aggregate(frame([0.1, 0.9], metric="mean_iou", parts=[[1, 2, 3, 4], [0, 2, 1, 4]]), "mean")[0] == 0.375
     with pytest.raises(VitrailError, match="no reading 'median'"):
-        read(frame([1.0]), "median")
+        aggregate(frame([1.0]), "median")
 
 
 def test_rows_are_found_by_the_parameters_that_are_not_usual() -> None:
@@ -181,7 +181,7 @@ def test_rows_are_found_by_the_parameters_that_are_not_usual() -> None:
 def test_papers_metrics_are_known_only_while_they_are_needed() -> None:
     before = [*list_metrics()]
     with paper_metrics():
-        assert {*list_metrics()} == {*before, *OWN}
+        assert {*list_metrics()} == {*before, *PAPER_METRICS}
     assert [*list_metrics()] == before
 
 
@@ -210,7 +210,7 @@ def test_impact_scores_are_those_of_the_method(own_metrics: None) -> None:
     assert [one.parts[2] for one in found if one.parts] == extras["masks"].tolist()
     assert all(one.parts is not None and one.parts[1] > 0 for one in found)
     other = build_method("random", view)
-    with pytest.raises(VitrailError, match="those of vit_cx"):
+    with pytest.raises(VitrailError, match="requires the method vit_cx"):
         measure("impact_scores", view, images, other.attribute(images), method=other)
 
 
@@ -241,7 +241,7 @@ def test_zebras_and_elephants(data: dict[str, str]) -> None:
     for example in found:
         assert names[example.label or 0].startswith(example.id.split("/")[0])
         assert {names[one.label or 0].split(",")[0] for one in example.objects} == {"zebra", "African elephant"}
-    with pytest.raises(VitrailError, match="looked for in COCO, but the data are scenes"):
+    with pytest.raises(VitrailError, match="are part of COCO, but the data set is scenes"):
         ZebraElephant(open_data("scenes:1"))
 
 
@@ -262,7 +262,7 @@ def test_the_list_tells_what_each_target_is_and_needs(capsys: pytest.CaptureFixt
 
 
 def test_cells_are_printed_beside_the_published_ones() -> None:
-    cell = Cell("TIS", "a", "m", "d", "label", "tis", "x", 0.534, 0.5, 0.6, 3, 0.52, "†", "why")
+    cell = PaperCell("TIS", "a", "m", "d", "label", "tis", "x", 0.534, 0.5, 0.6, 3, 0.52, "†", "why")
     assert as_text(cell, 2) == "0.53 / 0.52† +0.01"
     assert as_text(replace(cell, published=None), 2) == "0.53"
     assert as_text(replace(cell, measured=math.nan), 2) == "– / 0.52†"
