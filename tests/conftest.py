@@ -4,9 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from PIL import Image
+from tests import families
+from tests.common import LABELS, noise
 
 from vitrail.methods.registry import METHODS
 from vitrail.metrics.base import METRICS
+from vitrail.models.view import View
+from vitrail.models.wrapping import wrap
 
 torch.set_num_threads(1)
 
@@ -17,3 +22,14 @@ pytest_plugins = ["tests.browser", "tests.app.pages"]
 def _what_a_test_registers_goes_with_it() -> Iterator[None]:
     with METHODS.scope(), METRICS.scope():
         yield
+
+
+@pytest.fixture(scope="module")
+def model() -> View:
+    return wrap(families.build("timm_vit"), labels=LABELS)
+
+
+@pytest.fixture(scope="module")
+def photo() -> Image.Image:
+    """A wide picture: the crop of the preprocessing does not see its sides."""
+    return noise(64, 40, 0)

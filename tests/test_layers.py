@@ -15,7 +15,7 @@ BASE = ("errors", "progress", "registry", "calls", "files", "geometry", "version
 ROOMS = ("core", "models", "targets", "engine", "methods", "metrics", "data", "show", "explanation", "evaluation",
          "api", "bench", "report", "papers", "app", "cli")  # fmt: skip
 
-FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent != SOURCE or not path.name.startswith("__")]
 
 
 def room_of(path: Path) -> str:

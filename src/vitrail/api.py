@@ -1,4 +1,4 @@
-"""The front door: ``explain`` and ``evaluate``."""
+"""The public functions ``explain`` and ``evaluate``."""
 
 from __future__ import annotations
 
@@ -84,19 +84,19 @@ def explain(
     batch_size: int | None = None,
     **params: Any,
 ) -> Explanation | list[Explanation]:
-    """Explains why the model gives an image a class.
+    """Explains the prediction of a model for an image.
 
     Args:
-        model: a view, a module that ``wrap`` takes, or a name that ``load`` takes.
-        image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch gives a list.
-        method: a name of ``list_methods``; None = "decompx.skipplus", or "vit_cx" for a hierarchical model.
-        target: the class, by number or name; a list has one per image; None = the predicted one.
+        model: a view, a module that ``wrap`` accepts, or a name that ``load`` accepts.
+        image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch returns a list.
+        method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
+        target: the class to explain, by index or name, or a list with one per image; None = the predicted class.
         against: explain the target as opposed to this class.
-        batch_size: images per pass; None = by device.
-        params: the method's parameters.
+        batch_size: images per batch; None = by device.
+        params: parameters of the method.
     """
     if "shape" in params:
-        raise VitrailError("shape= is for a method's attribute(): explain() gives the map, heatmap() it on the image.")
+        raise VitrailError("shape= is a parameter of a method's attribute(): use heatmap() for the map on the image.")
     view = as_view(model)
     chosen = build_method(method or default_method(view), view, **params)
     several = isinstance(image, list | tuple) or (isinstance(image, Tensor) and image.ndim == 4)
@@ -111,7 +111,7 @@ def explain(
 def explain_each(
     method: Method, sources: Sequence[Any], target: ClassSpec, against: ClassSpec, batch_size: int | None = None
 ) -> Iterator[Explanation]:
-    """Explanations one after another, computed batch by batch; a bar appears if it takes longer than two seconds."""
+    """Yields explanations, computed batch by batch; a progress bar appears after two seconds."""
     view = method.model
     size = images_at_once(view, batch_size)
     targets = Target.of(view, target, against, len(sources))
@@ -124,17 +124,17 @@ def explain_each(
 
 
 def images_at_once(view: View, batch_size: int | None) -> int:
-    """How many images go through the model together: as asked, or by its device."""
+    """The batch size: ``batch_size``, or the default of the device."""
     if batch_size is None:
         return BATCH.get(view.device.type, 4)
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise VitrailError(f"batch_size must be at least 1 and a whole number, but got {batch_size!r}.")
+        raise VitrailError(f"batch_size must be an integer of at least 1, but got {batch_size!r}.")
     return int(batch_size)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A picture and how the model sees it."""
+    """An image and the model input made from it."""
 
     image: Image.Image
     pixels: Tensor  # (3, H, W), normalised
@@ -144,7 +144,7 @@ class Seen:
 
 
 def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
-    """Any form of image, read and preprocessed; a tensor is taken as it is, and so is what was seen before."""
+    """Reads and preprocesses an image; tensors and preprocessed images are used as they are."""
     if isinstance(source, Seen):
         return source
     if isinstance(source, Tensor):
@@ -168,7 +168,7 @@ def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
 
 
 def prediction(method: Method, batch: Batch, target: Target) -> Asking[tuple[Attribution, Tensor, Target]]:
-    """The maps, the logits and the classes: all from the forward pass that the method makes anyway."""
+    """The maps, logits and classes, from the forward pass that the method makes anyway."""
     attribution = yield from method.explained(batch, target)
     logits = yield Logits(batch)
     check_finite(batch.view, logits)
@@ -225,26 +225,28 @@ def evaluate(
     curves: bool = False,
     strict: bool = False,
 ) -> pd.DataFrame:
-    """Explains every image by every method and measures every map: one row per image, method and metric.
+    """Evaluates methods by metrics on a data set: one row per image, method and metric.
 
     Args:
-        model: a view, a module that ``wrap`` takes, or a name that ``load`` takes.
-        data: a data set, what ``vitrail.data.open_data`` reads ("scenes:100", "imagenet:DIR", a folder), or images.
+        model: a view, a module that ``wrap`` accepts, or a name that ``load`` accepts.
+        data: a data set, a name for ``vitrail.data.open_data`` ("scenes:100", "imagenet:DIR", a folder), or images.
         methods: names, names with parameters ("rise(masks=256)" or ("rise", {"masks": 256})), or methods; None = the
             model's default method.
         metrics: likewise; None = insertion and deletion.
-        target: the class that is explained and scored, "predicted" (the default) or "label".
-        protocol: a paper ("tis", "vit_cx", "vtranm", "skipplus", "rise"), for all metrics that know it; it also says
-            which class is explained. A metric with a protocol of its own, "insertion(protocol=tis)", does not say that.
-        images: so many images, drawn by ``seed``; None = all.
-        batch_size: images at a time; None = by device.
-        curves: adds a column with the curves.
-        strict: a broken image is an error; otherwise it is left out, counted and told.
+        target: the class to explain and score, "predicted" (the default) or "label".
+        protocol: use this paper's protocol ("tis", "vit_cx", "vtranm", "skipplus", "rise") for all metrics that have
+            it, and its choice of the class; the protocol of a single metric, "insertion(protocol=tis)", does not
+            choose the class.
+        images: number of images to sample; None = all.
+        seed: seed of the sampling.
+        batch_size: images per batch; None = by device.
+        curves: add a column with the curves.
+        strict: raise an error for an unreadable image; otherwise it is skipped with a warning.
 
     The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained, seconds
-    (of the explanation; a trace that methods share counts for each), ties (the share of cells whose order the seed had
-    to draw), and parts where the value of a data set is made of more than values; ``summarise`` makes means and
-    intervals of them. What was left out is in ``attrs["skipped"]``.
+    (of the explanation; a trace that methods share counts for each), ties (the fraction of cells ordered at random),
+    and parts for metrics whose value over a data set is not a mean of values; ``summarise`` computes means and
+    intervals. Skipped images are in ``attrs["skipped"]``.
     """
     import pandas as pd
 
@@ -257,7 +259,7 @@ def evaluate(
         rows += [row for finding in evaluation.measure(batch, check=not rows) for row in finding.rows()]
     if not rows:
         broken = f": {len(skipped)} were broken ({next(iter(skipped.values()))})" if skipped else ""
-        raise VitrailError(f"{chosen.name} has no image that could be measured{broken}.")
+        raise VitrailError(f"no image of {chosen.name} could be measured{broken}.")
     if skipped:
         first = next(iter(skipped.values()))
         warnings.warn(f"{len(skipped)} of {len(chosen)} images were left out; the first: {first}", stacklevel=2)

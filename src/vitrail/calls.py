@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError
 
 # A whole quoted string, or a separator.
 _PARTS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[][(){},]""", re.DOTALL)
-_WORDS = {"true": True, "false": False, "none": None, "inf": math.inf, "-inf": -math.inf}
+_WORDS = {"true": True, "false": False, "none": None, "null": None, "inf": math.inf, "-inf": -math.inf}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _CALL = re.compile(r"\s*([\w.]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""An explanation: the map, what it explains, and how to show and keep it."""
+"""Explanations: the map of a prediction; shown, scored, saved and reopened."""
 
 from __future__ import annotations
 
@@ -32,20 +32,23 @@ from vitrail.models.loading import as_view, load
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
 from vitrail.show.colours import Scale
-from vitrail.show.figure import display_size, labelled, overlay
+from vitrail.show.figure import display_size, labelled, overlay, png_bytes
 from vitrail.show.heatmap import fit_to_image
 from vitrail.show.plots import curve_picture
 from vitrail.version import __version__
 
+# Fields that are stored in the JSON file under their own name.
+_STORED_FIELDS = ("method", "params", "target", "label", "probability", "against", "against_label", "seconds",
+                      "extras", "signed")  # fmt: skip
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
 @dataclass(eq=False, repr=False)
 class Explanation:
-    """Why a model gave an image a class.
+    """The explanation of a prediction.
 
     ``map`` is float32 on the CPU, (rows, columns) of the token grid or (H, W) of the model input: larger = more
-    evidence for the target; signed and unscaled. ``box`` is the part of the image that the model saw.
+    evidence for the target; signed and not rescaled. ``box`` is the part of the image that the model saw.
     """
 
     map: Tensor
@@ -64,26 +67,26 @@ class Explanation:
     top: list[tuple[int, str, float]] = field(default_factory=list)
     extras: dict[str, float] = field(default_factory=dict)
     image_path: str | None = None
-    signed: bool | None = None  # whether the method tells for from against; None = see whether any value is negative
-    scores: dict[str, float] = field(default_factory=dict)  # what ``score`` found
+    signed: bool | None = None  # whether the map is signed; None = if any value is negative
+    scores: dict[str, float] = field(default_factory=dict)  # of ``score``
     curves: dict[str, list[float]] = field(default_factory=dict)
-    pixels: Tensor | None = None  # (3, H, W), normalised: what was explained if no picture was given; it is not saved
-    pixels_hash: str | None = None  # which tensor that was; it is saved
+    pixels: Tensor | None = None  # (3, H, W), normalised: the input, if a tensor was explained; not saved
+    pixels_hash: str | None = None  # its hash, which is saved
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
-        """The map in [0, 1] at the size of the original image, (H, W); ``outside`` where the crop did not look."""
+        """The map scaled to [0, 1] at the size of the original image, (H, W); ``outside`` beyond the model's crop."""
         return fit_to_image(min_max(self.map), self.box, self.image.size, mode, outside)
 
     def overlay(self, alpha: float = 0.85, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
-        """The map over the photo; signed maps in two colours about zero; unseen parts hatched."""
+        """The map over the image; signed maps in diverging colours, parts outside the crop hatched."""
         values = self._shown(mode)
         photo = self.image.resize((values.shape[1], values.shape[0]), Image.Resampling.LANCZOS)
         return overlay(photo, values, self.signed, alpha)
 
     def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
-        """How good the map is, by metrics that need no more than the model and the image; kept with the explanation."""
+        """Scores the map by metrics that need only the model and the image; ``save`` stores the scores, too."""
         if self.model is None:
-            raise VitrailError("this explanation was opened without its model: give vitrail.open(…, model=).")
+            raise VitrailError("this explanation was opened without its model: give it as vitrail.open(…, model=).")
         pixels = self._pixels(self.model)
         for name in split_list(metrics):
             scored = measure_alone(name, self.model, pixels, self.map, self.target, self.extras)
@@ -93,33 +96,33 @@ class Explanation:
         return dict(self.scores)
 
     def curve_picture(self) -> Image.Image:
-        """The curves behind the scores."""
+        """A plot of the curves of the scores."""
         if not self.curves:
-            raise VitrailError("there are no curves yet: call score() first.")
+            raise VitrailError("there are no curves: call score() first.")
         return curve_picture(self.curves, self.scores, f"{self.title}, {self.call}")
 
     def _pixels(self, model: View) -> Tensor:
-        """The model input: the tensor that was explained, or made from the picture again."""
+        """The model input: the tensor that was explained, or the preprocessed image."""
         if self.pixels is not None:
             return self.pixels
         if self.pixels_hash is not None:
             raise VitrailError(
-                "a tensor was explained here, which its picture shows only roughly: to score it, give the tensor to "
+                "a tensor was explained, which its picture only approximates: to score it, give the tensor as "
                 "vitrail.open(…, image=)."
             )
         if self.box != model.preprocessing.box(self.image.size):
             raise VitrailError(
-                f"{model.name} sees another part of the picture than the one explained: its preprocessing is not the "
-                "one of this explanation."
+                f"{model.name} sees another part of the image than the one explained: its preprocessing is not that "
+                "of this explanation."
             )
         return model.preprocess(self.image)
 
     def picture(self) -> Image.Image:
-        """The overlay with class, probability and method under it, and the scores where they were asked for."""
+        """The overlay with a caption: class, probability, method, and the scores if there are any."""
         return labelled(self.overlay(), self.title, self.detail, Scale.of(self._shown(), self.signed))
 
     def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
-        """The map on the image, (H, W) of the image, or of what is shown of it where that is smaller."""
+        """The map on the image, (H, W) of the image or of its display size, whichever is smaller."""
         (width, height), (shown_width, shown_height) = self.image.size, display_size(self.image.size)
         if shown_width >= width:
             return fit_to_image(self.map, self.box, (width, height), mode)
@@ -136,42 +139,42 @@ class Explanation:
 
     @property
     def call(self) -> str:
-        """The method with the parameters that are not at their default: ``rise(masks=32)``."""
-        kind = self._kind()
-        usual = {} if kind is None else kind.parameters()
+        """The method with its non-default parameters, ``rise(masks=32)``."""
+        method = self._method_class()
+        defaults = {} if method is None else method.parameters()
         params = {name: tuple(value) if isinstance(value, list) else value for name, value in self.params.items()}
-        given = {name: value for name, value in params.items() if name not in usual or value != usual[name]}
-        return join_call(self.method, given)
+        changed = {name: value for name, value in params.items() if name not in defaults or value != defaults[name]}
+        return join_call(self.method, changed)
 
     @property
     def class_specific(self) -> bool:
-        """Whether another class would have another map."""
-        kind = self._kind()
-        return kind is None or kind.info.class_specific
+        """Whether the map depends on the class."""
+        method = self._method_class()
+        return method is None or method.info.class_specific
 
     @property
     def detail(self) -> str:
-        """The line under the title: method, parameters, model, scores."""
+        """The line below the title: method, parameters, model, scores."""
         scores = [f"{name} {value:.3f}" for name, value in self.scores.items()]
         remark = [] if self.class_specific else ["the same for every class"]
         return " · ".join([f"{self.call} on {self.model_name}", *remark, *scores])
 
-    def _kind(self) -> MethodFactory | None:
-        """The class of the method; None for one of somebody's own that is not registered here."""
+    def _method_class(self) -> MethodFactory | None:
+        """The class of the method; None for a custom method that is not registered."""
         try:
             return get_method(self.method)
         except VitrailError:
             return None
 
     def save(self, path: str | Path) -> Path:
-        """Writes the picture and, beside it, a JSON file that ``vitrail.open`` reads; both or none."""
+        """Writes the picture and, beside it, a JSON file for ``vitrail.open``; both or none."""
         path = Path(path)
         path = path if path.suffix or not path.name else path.with_suffix(".png")
         write_together(self.files(path))
         return path
 
     def files(self, path: Path) -> dict[str | os.PathLike[str], bytes]:
-        """What ``save`` writes: the picture and its JSON file."""
+        """The files that ``save`` writes: the picture and its JSON file."""
         if path.suffix.lower() not in FORMATS:
             raise VitrailError(f"cannot save a picture as {path.name!r}: expected one of {', '.join(FORMATS)}.")
         if self.image_path is not None and path.resolve() == Path(self.image_path):
@@ -182,7 +185,7 @@ class Explanation:
         return {path: buffer.getvalue(), path.with_suffix(".json"): text.encode(errors="backslashreplace")}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the pixels, as JSON can hold it."""
+        """Everything but the pixels, as JSON values."""
         model = self.model
         return {
             "vitrail": __version__,
@@ -221,51 +224,42 @@ class Explanation:
         return f"Explanation({self.title}, {self.method}, {rows}×{columns}, {self.model_name}, {self.seconds:.2f} s)"
 
     def _repr_png_(self) -> bytes:
-        buffer = io.BytesIO()
-        self.picture().save(buffer, "PNG")
-        return buffer.getvalue()
+        return png_bytes(self.picture())
 
 
 def open(  # noqa: A001
     path: str | Path, *, model: View | nn.Module | str | None = None, image: Any = None, check: bool = True
 ) -> Explanation:
-    """Reloads a saved explanation and checks that its model and its image are still the same.
+    """Opens a saved explanation and checks that its model and its image have not changed.
 
     Args:
-        path: the JSON file beside a saved picture, or the picture.
-        model: the view, module or name it was made with; None = load it again as it was loaded then.
-        image: the picture or the tensor it explains; None = the file it came from.
-        check: False skips the comparison with the model (which is then not loaded).
+        path: the JSON file, or the picture beside it.
+        model: the view, module or name of the explained model; None = load it as it was loaded before.
+        image: the explained image or tensor; None = read it from its path.
+        check: False skips the check of the model (and does not load it).
     """
     path = Path(path)
     path = path.with_suffix(".json") if path.name else path
     saved = _read(path)
     try:
         pixels = _find_pixels(saved, image, path)
-        picture = _find_image(saved["image"], image if pixels is None else _steps(saved).denormalise(pixels), path)
+        picture = _find_image(
+            saved["image"], image if pixels is None else _preprocessing(saved).denormalise(pixels), path
+        )
         view = _find_model(saved["model"], model, path, check)
         return Explanation(
-            _unpack(saved["map"]),
-            picture,
-            view,
-            saved["method"],
-            saved["params"],
-            saved["target"],
-            saved["label"],
-            saved["probability"],
-            saved["seconds"],
-            tuple(saved["box"]),
-            saved["model"]["name"],
-            saved["against"],
-            saved["against_label"],
-            [(t["class"], t["label"], t["probability"]) for t in saved["top"]],
-            saved["extras"],
-            saved["image"]["path"],
-            saved["signed"],
-            saved.get("scores", {}),
-            saved.get("curves", {}),
-            pixels,
-            saved["image"].get("tensor_sha256"),
+            map=_unpack(saved["map"]),
+            image=picture,
+            model=view,
+            model_name=saved["model"]["name"],
+            box=tuple(saved["box"]),
+            top=[(entry["class"], entry["label"], entry["probability"]) for entry in saved["top"]],
+            image_path=saved["image"]["path"],
+            pixels=pixels,
+            pixels_hash=saved["image"].get("tensor_sha256"),
+            scores=saved.get("scores", {}),
+            curves=saved.get("curves", {}),
+            **{name: saved[name] for name in _STORED_FIELDS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None
@@ -283,49 +277,49 @@ def _read(path: Path) -> dict[str, Any]:
     return saved
 
 
-def _find_image(saved: Mapping[str, Any], given: Any, path: Path) -> Image.Image:
-    if given is None and saved["path"] is None:
+def _find_image(saved: Mapping[str, Any], source: Any, path: Path) -> Image.Image:
+    if source is None and saved["path"] is None:
         raise VitrailError(f"{path} was made from an image in memory: give it as image=.")
-    if given is None and not Path(saved["path"]).exists():
+    if source is None and not Path(saved["path"]).exists():
         raise VitrailError(f"the image of {path} is no longer at {saved['path']}: give it as image=.")
-    picture = read_image(saved["path"] if given is None else given)
+    picture = read_image(saved["path"] if source is None else source)
     if image_hash(picture) == saved["sha256"]:
         return picture
-    if given is None:
+    if source is None:
         raise VitrailError(f"the image {saved['path']} is not the one explained in {path}: it has changed.")
-    name = f"image {given}" if isinstance(given, str | Path) else "given image"
+    name = f"image {source}" if isinstance(source, str | Path) else "given image"
     raise VitrailError(f"the {name} is not the one explained in {path}: its pixels differ.")
 
 
-def _find_pixels(saved: Mapping[str, Any], given: Any, path: Path) -> Tensor | None:
-    """The tensor that was explained, where it is given again."""
-    if not isinstance(given, Tensor):
+def _find_pixels(saved: Mapping[str, Any], tensor: Any, path: Path) -> Tensor | None:
+    """The explained tensor, if ``image=`` is one."""
+    if not isinstance(tensor, Tensor):
         return None
     expected = saved["image"].get("tensor_sha256")
     if expected is None:
-        raise VitrailError(f"{path} explains a picture, but image= is a tensor: give the picture.")
-    pixels = _steps(saved).trim(given.detach().cpu()).clone()
+        raise VitrailError(f"{path} explains an image file or PIL image, but image= is a tensor: give the image.")
+    pixels = _preprocessing(saved).trim(tensor.detach().cpu()).clone()
     if tensor_hash(pixels) != expected:
         raise VitrailError(f"the given tensor is not the one explained in {path}: its values differ.")
     return pixels
 
 
-def _steps(saved: Mapping[str, Any]) -> Preprocess:
+def _preprocessing(saved: Mapping[str, Any]) -> Preprocess:
     if saved["model"]["preprocessing"] is None:
-        raise VitrailError("this explanation was saved without its model's preprocessing: a tensor cannot be shown.")
+        raise VitrailError("this explanation was saved without its preprocessing, so image= cannot be a tensor.")
     return Preprocess.from_dict(saved["model"]["preprocessing"])
 
 
-def _find_model(saved: Mapping[str, Any], given: View | nn.Module | str | None, path: Path, check: bool) -> View | None:
-    if given is None and not check:
+def _find_model(saved: Mapping[str, Any], model: View | nn.Module | str | None, path: Path, check: bool) -> View | None:
+    if model is None and not check:
         return None
-    view = _load_again(saved, path) if given is None else as_view(given)
-    for what, now, then in (
+    view = _load_again(saved, path) if model is None else as_view(model)
+    for part, now, then in (
         ("weights", view.fingerprint(), saved["fingerprint"]),
         ("preprocessing", view.preprocessing.to_dict(), saved["preprocessing"]),
     ):
         if check and now != then:
-            raise VitrailError(f"the model {view.name} is not the one of {path}: its {what} changed.")
+            raise VitrailError(f"the model {view.name} is not the one of {path}: its {part} changed.")
     return view
 
 
@@ -339,7 +333,7 @@ def _load_again(saved: Mapping[str, Any], path: Path) -> View:
 
 
 def tensor_hash(values: Tensor) -> str:
-    """The sha256 of a tensor's size and values, in single precision."""
+    """The SHA-256 of a tensor's shape and values, in single precision."""
     array = np.ascontiguousarray(values.detach().cpu().float().numpy(), dtype="<f4")
     return hashlib.sha256(f"{array.shape}:".encode() + array.tobytes()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Reading and writing files: what the system refuses is one error; what is written is complete or not there at all."""
+"""Files: atomic writes, and errors of the file system as ``VitrailError``."""
 
 import contextlib
 import os
@@ -13,40 +13,40 @@ from vitrail.errors import VitrailError
 
 
 def save_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
-    """Calls `write` with an open file and puts the result at `path` in one step.
+    """Calls ``write`` with an open file and moves the result to ``path`` atomically; returns the path.
 
-    Missing folders are made. On any failure nothing remains, an older file stays as it was,
-    and the error names the path. Returns the path written.
+    Missing folders are created. On failure an existing file is unchanged, no temporary file remains, and the error
+    names the path.
     """
-    with _all_or_nothing() as placed:
-        placed.stage(Path(path), write)
+    with _all_or_nothing() as transaction:
+        transaction.stage(Path(path), write)
     return Path(path)
 
 
 def write_together(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
-    """Writes several files, all of them or none."""
-    with _all_or_nothing() as placed:
+    """Writes several files, all or none."""
+    with _all_or_nothing() as transaction:
         for path, content in contents.items():
-            placed.stage(Path(path), partial(_write_bytes, content))
+            transaction.stage(Path(path), partial(_write_bytes, content))
 
 
 def printable(text: str) -> str:
-    """Text that any file can hold: bytes of a file name that are not UTF-8 become escapes, a backslash and ``xe9``."""
+    """Text that can be encoded as UTF-8: undecodable bytes of a file name become escapes, a backslash and ``xe9``."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Names what the system refuses to look at: a folder without permission, a path that is too long."""
+    """Turns errors of the file system, such as a missing permission or a path that is too long, into VitrailError."""
     try:
         yield
     except OSError as error:
-        place = "a file" if error.filename is None else f"'{error.filename}'"
-        raise VitrailError(f"cannot read {place}: {error.strerror or error}.") from None
+        path = "a file" if error.filename is None else f"'{error.filename}'"
+        raise VitrailError(f"cannot read {path}: {error.strerror or error}.") from None
 
 
-class _Placement:
-    """Files written under temporary names, waiting to take their places."""
+class _Transaction:
+    """Files written under temporary names, then renamed together."""
 
     def __init__(self) -> None:
         self._staged: list[tuple[Path, Path]] = []
@@ -54,12 +54,12 @@ class _Placement:
         self._new_folders: list[Path] = []
 
     def stage(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        """Writes one file completely, under a temporary name beside its place."""
+        """Writes a file under a temporary name in its folder."""
         with _named_errors(path):
             target = Path(os.path.realpath(path))
-            # Also protects devices: replacing /dev/null would break the machine.
+            # Replacing a device such as /dev/null would break the machine.
             if target.is_dir():
-                raise VitrailError(f"cannot write '{path}': it is a folder, give a file name.")
+                raise VitrailError(f"cannot write '{path}': it is a folder, expected a file name.")
             if target.exists() and not target.is_file():
                 raise VitrailError(f"cannot write '{path}': it is not a regular file, choose another name.")
             self._make_folders(target.parent)
@@ -71,7 +71,7 @@ class _Placement:
                 os.fsync(file.fileno())
 
     def commit(self) -> None:
-        """Renames every staged file to its place."""
+        """Renames every staged file to its target."""
         for temporary, target in self._staged:
             with _named_errors(target):
                 if len(self._staged) > 1 and target not in self._backups:
@@ -81,7 +81,7 @@ class _Placement:
             _sync_folder(folder)
 
     def roll_back(self) -> None:
-        """Undoes everything: former files back in place, new files and folders gone."""
+        """Undoes everything: restores previous files, removes new files and folders."""
         for target, backup in self._backups.items():
             with contextlib.suppress(OSError):
                 os.replace(backup, target) if backup else target.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ class _Placement:
                 folder.rmdir()
 
     def forget_backups(self) -> None:
-        """Removes the copies of the former files."""
+        """Removes the copies of the previous files."""
         for backup in filter(None, self._backups.values()):
             with contextlib.suppress(OSError):
                 backup.unlink(missing_ok=True)
@@ -106,15 +106,15 @@ class _Placement:
 
 
 @contextlib.contextmanager
-def _all_or_nothing() -> Iterator[_Placement]:
-    placement = _Placement()
+def _all_or_nothing() -> Iterator[_Transaction]:
+    transaction = _Transaction()
     try:
-        yield placement
-        placement.commit()
+        yield transaction
+        transaction.commit()
     except BaseException:
-        placement.roll_back()
+        transaction.roll_back()
         raise
-    placement.forget_backups()
+    transaction.forget_backups()
 
 
 @contextlib.contextmanager
@@ -134,12 +134,12 @@ def _write_bytes(content: bytes, file: BinaryIO) -> None:
 
 
 def _name_beside(target: Path) -> Path:
-    # Short and independent of the target's name, which may already be as long as names can be.
+    # Independent of the target's name, which may already have the maximum length.
     return target.parent / f".vitrail-{secrets.token_hex(8)}.part"
 
 
 def _copy_beside(target: Path) -> Path:
-    """Keeps the present content of a file under another name, as a hard link where the disk has them."""
+    """Copies a file within its folder, as a hard link where the file system supports it."""
     copy = _name_beside(target)
     try:
         os.link(target, copy)
@@ -153,7 +153,7 @@ def _copy_beside(target: Path) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut, where the system lets folders be synced."""
+    """Makes a rename durable, where the system can sync folders."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

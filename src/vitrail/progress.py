@@ -1,4 +1,4 @@
-"""Progress for work that takes longer than two seconds; silent where nobody watches (no terminal)."""
+"""Progress bars for work that takes longer than two seconds; none without a terminal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _watcher: ContextVar[Watcher | None] = ContextVar("_watcher", default=None)
 
 @contextmanager
 def watched(callback: Watcher) -> Iterator[None]:
-    """While it lasts every step is told to ``callback(what, done, total)`` instead of being drawn as a bar.
+    """Inside, ``callback(name, done, total)`` is called at every step instead of drawing bars.
 
-    What the callback raises passes through the work, which thereby ends.
+    An exception raised by the callback ends the work.
     """
     token = _watcher.set(callback)
     try:
@@ -29,23 +29,23 @@ def watched(callback: Watcher) -> Iterator[None]:
 
 
 def shown(steps: Iterable[T], name: str, unit: str = "step") -> Iterable[T]:
-    """The steps as they are; a bar with the time left appears if they take longer than two seconds."""
+    """Iterates over the steps; a bar with the remaining time appears after two seconds."""
     watcher = _watcher.get()
     if watcher is not None:
-        return _told(steps, name, watcher)
+        return _reported(steps, name, watcher)
     bar: Iterable[T] = tqdm(steps, desc=name, unit=unit, delay=2, disable=None, leave=False)
     return bar
 
 
 def counted(total: int, name: str, unit: str = "mask") -> Any:
-    """The same bar, moved by hand: a context with ``update(n)``."""
+    """The same bar, updated manually: a context manager with ``update(n)``."""
     watcher = _watcher.get()
     if watcher is not None:
         return _Count(total, name, watcher)
     return tqdm(total=total, desc=name, unit=unit, delay=2, disable=None, leave=False)
 
 
-def _told(steps: Iterable[T], name: str, watcher: Watcher) -> Iterator[T]:
+def _reported(steps: Iterable[T], name: str, watcher: Watcher) -> Iterator[T]:
     total = len(steps) if isinstance(steps, Sized) else 0
     for done, step in enumerate(steps):
         watcher(name, done, total)
@@ -53,7 +53,7 @@ def _told(steps: Iterable[T], name: str, watcher: Watcher) -> Iterator[T]:
 
 
 class _Count:
-    """What ``counted`` gives where somebody watches: the part of a bar that vitrail uses."""
+    """The bar of ``counted`` inside ``watched``: the part of tqdm's interface that vitrail uses."""
 
     def __init__(self, total: int, name: str, watcher: Watcher) -> None:
         self.total, self.name, self.watcher, self.n = total, name, watcher, 0
@@ -70,4 +70,4 @@ class _Count:
         self.watcher(self.name, self.n, self.total)
 
     def close(self) -> None:
-        """Nothing is drawn, so nothing is taken away."""
+        """Nothing was drawn."""

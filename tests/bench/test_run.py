@@ -213,7 +213,7 @@ def test_plans_come_back_and_wrong_ones_are_told(tmp_path: Path) -> None:
         with pytest.raises(VitrailError, match=told):
             Plan.read(tmp_path / "wrong.toml")
     for arguments, told in ((["bench"], "--data"), (["bench", "--data", "scenes:2", "--preset", "fast"], "no preset"),
-                            (["bench", "--watch", str(tmp_path / "nothing")], "no run folder")):  # fmt: skip
+                            (["bench", "--watch", str(tmp_path / "nothing")], "not a run folder")):  # fmt: skip
         found = CliRunner().invoke(app, arguments)
         assert isinstance(found.exception, VitrailError)
         assert told in str(found.exception)

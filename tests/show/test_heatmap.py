@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -10,7 +11,7 @@ from torch.nn import functional
 from vitrail.engine.maps import min_max
 from vitrail.errors import VitrailError
 from vitrail.models.preprocessing import Preprocess
-from vitrail.show.heatmap import fit_to_image
+from vitrail.show.heatmap import fit_to_image, resize_map
 
 MAP = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
 
@@ -51,6 +52,14 @@ def test_a_pixel_counts_when_its_centre_is_inside() -> None:
 def test_edges_are_clamped() -> None:
     fitted = fit_to_image(torch.tensor([[1.0, 3.0]]), (0, 0, 8, 1), (8, 1))
     assert fitted.tolist() == [[1.0, 1.0, 1.25, 1.75, 2.25, 2.75, 3.0, 3.0]]
+
+
+def test_unseen_borders_survive_resizing_without_bleeding() -> None:
+    values = torch.full((64, 64), 5.0)
+    values[:, :16] = math.nan
+    resized = resize_map(values, (384, 384))
+    assert np.isnan(resized[:, :95]).all()
+    assert np.allclose(resized[:, 97:], 5.0, atol=1e-4)
 
 
 @pytest.mark.parametrize("fit", ["crop", "squash", "border"])

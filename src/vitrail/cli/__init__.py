@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    """Runs the program."""
+    """Entry point of the ``vitrail`` command."""
     from vitrail.cli.program import main
 
     main()

@@ -1,4 +1,4 @@
-"""``vitrail bench``: runs a plan under the eyes of the user, or watches one that runs elsewhere."""
+"""``vitrail bench``: runs a plan and shows its progress, or watches a run that is in progress elsewhere."""
 
 from __future__ import annotations
 
@@ -7,73 +7,137 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from vitrail.bench.cluster import run_on_cluster
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.run import Outcome, Step, load_model, open_plan_data
-from vitrail.bench.run import run as run_plan
-from vitrail.bench.store import Store
 from vitrail.calls import split_list
-from vitrail.cli.board import Board, board_of, image_ids
+from vitrail.cli.options import Checkpoint, Device, ImgSize, Labels, NumClasses, Retry, weight_options
 from vitrail.errors import VitrailError
-from vitrail.models.view import View
 from vitrail.progress import watched
 
+if TYPE_CHECKING:
+    from vitrail.bench.run import Outcome, Step
+    from vitrail.cli.board import Board
+    from vitrail.models.view import View
+
 LINE_EVERY = 30.0  # seconds
+
+
+def bench(
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="PLAN.toml", help="Plan file; options override its settings.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="Models, comma-separated or repeated.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data set: scenes:100, imagenet:DIR, a folder, …; see docs/data.md.")
+    ] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Methods, e.g. tis or rise(masks=256), comma-separated or repeated.")
+    ] = None,
+    metrics: Annotated[
+        list[str] | None, typer.Option(help="Metrics, e.g. deletion(steps=32), comma-separated or repeated.")
+    ] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Number of images to sample; default: all.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling; default: 0.")] = None,
+    target: Annotated[str | None, typer.Option(help="Class to explain: predicted or label.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="Use this paper's protocol: tis, vit_cx, rise, …")] = None,
+    preset: Annotated[str | None, typer.Option(help="full, or quick: fewer steps and masks.")] = None,
+    out: Annotated[Path, typer.Option(help="Run folder; an unfinished run is resumed.")] = Path("vitrail-run"),
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: by device.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Bitwise reproducible: one image at a time.")
+    ] = False,
+    maps: Annotated[bool, typer.Option(help="Store maps and thumbnails for the report.")] = True,
+    retry: Retry = False,
+    cluster: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, local or ray://HOST:PORT.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of workers on the cluster; default: one per GPU, or CPU.")
+    ] = None,
+    watch: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Only watch a run that is in progress elsewhere.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    labels: Labels = None,
+    num_classes: NumClasses = None,
+    img_size: ImgSize = None,
+    device: Device = "auto",
+) -> None:
+    """Benchmark methods by metrics on many images; the same command resumes an interrupted run."""
+    if watch is not None:
+        watch_run(watch)
+        return
+    settings = {"data": data, "methods": methods, "metrics": metrics, "images": images, "seed": seed, "target": target,
+                "protocol": protocol, "batch_size": batch_size, "deterministic": deterministic or None,
+                "maps": None if maps else False}  # fmt: skip
+    weights = weight_options(checkpoint, labels, num_classes, img_size)
+    if run(make_plan(plan, model, weights, settings, preset), out, device, retry, cluster, workers):
+        raise typer.Exit(1)
 
 
 def make_plan(
     path: Path | None,
     models: list[str] | None,
     weights: Mapping[str, Any],
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     preset: str | None,
 ) -> Plan:
-    """The plan of a file, with what the command line says in place of its own."""
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in weights.items() if value}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    """The plan of a file, overridden by the options of the command line."""
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in weights.items()}
+    chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     for name in ("methods", "metrics"):
         if name in chosen:
             chosen[name] = split_list(chosen[name])
     if models:
         chosen["models"] = [ModelSpec(name, dict(options)) for name in split_list(models)]
     elif options:
-        raise VitrailError(f"{', '.join(options)} belong to a model: name it with --model.")
+        raise VitrailError(f"{', '.join(options)} requires a model: name it with --model.")
     if path is not None:
         plan = replace(Plan.read(path), **chosen)
     else:
         if "data" not in chosen:
-            raise VitrailError("--data says what to measure on, as scenes:100 or imagenet:DIR; or give a plan file.")
+            raise VitrailError("no data set is given: use --data, e.g. scenes:100 or imagenet:DIR, or a plan file.")
         plan = Plan(**{"models": [ModelSpec(default_model(chosen["data"]))], **chosen})
     return plan if preset is None else plan.with_preset(preset)
 
 
 def default_model(data: str) -> str:
-    """The embedded model that knows the data."""
+    """The embedded model that was trained on the classes of the data set."""
     return "scenes" if data.split(":", maxsplit=1)[0] == "scenes" else "photo"
 
 
 def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = None, workers: int | None = None) -> int:
-    """Runs the plan and says what came of it; returns how much of it could not be measured, now or before."""
+    """Runs the plan and prints a summary; returns the number of failures, earlier ones included."""
     if workers is not None and cluster is None:
         raise VitrailError(f"--workers {workers} is for a cluster: give --cluster too.")
-    told = Console(highlight=False)
+
+    from vitrail.bench.cluster import run_on_cluster
+    from vitrail.bench.run import load_model, open_plan_data
+    from vitrail.bench.run import run as run_plan
+    from vitrail.bench.store import Store
+    from vitrail.cli.board import board_of
+
+    console = Console(highlight=False)
 
     def load(spec: ModelSpec) -> View:
         return load_model(replace(spec, options={"device": device, **spec.options}))
 
-    told.print(f"Run [bold]{escape(str(out))}[/]: Ctrl-C keeps what is done, the same command goes on.", soft_wrap=True)
+    console.print(
+        f"Run [bold]{escape(str(out))}[/]: Ctrl-C stops and keeps the results, the same command resumes.",
+        soft_wrap=True,
+    )
     store, data = Store(out), open_plan_data(plan)
-    board = board_of(plan, store, data.ids, errors=not retry)  # which are tried again
-    live = Live(board, console=told, refresh_per_second=1) if told.is_terminal else None
-    watch = board.see if live else Lines(board, told).see
+    board = board_of(plan, store, data.ids, errors=not retry)
+    live = Live(board, console=console, refresh_per_second=1) if console.is_terminal else None
+    watch = board.see if live else Lines(board, console).see
     try:
-        with live or nullcontext(), watched(lambda what, done, total: None):  # bars within an image would disturb
+        with live or nullcontext(), watched(lambda name, done, total: None):  # no bars for single images
             if cluster is None:
                 outcome = run_plan(plan, out, load=load, watch=watch, retry=retry, data=data)
             else:
@@ -85,44 +149,44 @@ def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = N
                 live.update(final)
     except VitrailError as error:
         if board.started or isinstance(error.__cause__, OSError):
-            _tell_kept(told, out)
+            rows = store.rows(["image"])
+            console.print(
+                f"The run stopped early: {rows['image'].nunique()} images with {len(rows)} rows were measured and are "
+                f"kept in [bold]{escape(str(out))}[/]; the same command resumes.",
+                soft_wrap=True,
+            )
         raise
     if not live:
-        told.print(final)
-    _conclude(told, outcome, out)
+        console.print(final)
+    _print_outcome(console, outcome, out)
     return outcome.failed
 
 
-def _tell_kept(told: Console, out: Path) -> None:
-    rows = Store(out).rows(["image"])
-    told.print(
-        f"The run ended early. {rows['image'].nunique()} images with {len(rows)} rows were measured and ", end=""
-    )
-    told.print(f"kept in [bold]{escape(str(out))}[/]; the same command goes on.", soft_wrap=True)
-
-
-def _conclude(told: Console, outcome: Outcome, out: Path) -> None:
-    told.print(f"{outcome.images} images measured, {outcome.known} known before: {outcome.rows} rows in ", end="")
-    told.print(f"{outcome.seconds:.0f} s.")
+def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:
+    images, rows = f"{outcome.images} images measured, {outcome.known} known before", f"{outcome.rows} rows"
+    console.print(f"{images}: {rows} in {outcome.seconds:.0f} s.", soft_wrap=True)
     if outcome.failed:
-        before = f" ({outcome.failed_before} in an earlier call: --retry tries again)" if outcome.failed_before else ""
-        told.print(f"[red]{outcome.failed} could not be measured[/]{before}; the rows say why. The first: ", end="")
-        told.print(escape(outcome.first_error or ""), soft_wrap=True)
-    told.print(f"Report: [bold]vitrail report {escape(str(out))}[/]", soft_wrap=True)
+        before = f" ({outcome.failed_before} in an earlier call: use --retry)" if outcome.failed_before else ""
+        first = escape(outcome.first_error or "")
+        console.print(f"[red]{outcome.failed} could not be measured[/]{before}. First error: {first}", soft_wrap=True)
+    console.print(f"Report: [bold]vitrail report {escape(str(out))}[/]", soft_wrap=True)
 
 
 def watch_run(folder: Path, every: float = 2.0, once: bool = False) -> None:
-    """Shows a run as it grows, from its files alone, until it is complete."""
+    """Shows the progress of a run, read from its files, until it is complete."""
+    from vitrail.bench.store import Store
+    from vitrail.cli.board import board_of, image_ids
+
     if not (folder / "plan.toml").exists():
-        raise VitrailError(f"{folder} is no run folder: there is no plan.toml in it.")
-    store, told = Store(folder), Console(highlight=False)
+        raise VitrailError(f"{folder} is not a run folder: it has no plan.toml.")
+    store = Store(folder)
     plan = store.plan()
     ids = image_ids(plan)
     first = board_of(plan, store, ids)
-    with Live(console=told, auto_refresh=False) as live:
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            if store.plan() != plan:  # someone went on with another one
+            if store.plan() != plan:  # resumed with another plan
                 plan = store.plan()
                 ids = image_ids(plan)
                 first = board_of(plan, store, ids)
@@ -138,14 +202,14 @@ def watch_run(folder: Path, every: float = 2.0, once: bool = False) -> None:
 
 @dataclass
 class Lines:
-    """In place of the live table where there is no terminal: a line now and then."""
+    """A line of progress now and then, where there is no terminal for the live table."""
 
     board: Board
-    told: Console
-    said: float = field(default_factory=time.monotonic)
+    console: Console
+    last: float = field(default_factory=time.monotonic)
 
     def see(self, step: Step) -> None:
         self.board.see(step)
-        if time.monotonic() - self.said > LINE_EVERY:
-            self.told.print(self.board.line(step.model), soft_wrap=True, markup=False)
-            self.said = time.monotonic()
+        if time.monotonic() - self.last > LINE_EVERY:
+            self.console.print(self.board.line(step.model), soft_wrap=True, markup=False)
+            self.last = time.monotonic()

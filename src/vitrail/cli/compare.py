@@ -1,133 +1,191 @@
-"""``vitrail compare``: one figure of what many methods say of one picture."""
+"""``vitrail compare``: one figure with the maps of many methods for one image."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from PIL import Image
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
-from vitrail.api import explain_each, see
-from vitrail.calls import join_call, split_call
-from vitrail.cli.explain import estimate, introduce, show_top
-from vitrail.cli.outputs import class_part, file_stems, join_parts, params_part, several
+from vitrail.calls import join_call, parse_parameters, split_call, split_list
+from vitrail.cli.explain import find_images, print_estimate, print_model, print_top
+from vitrail.cli.options import (
+    Checkpoint,
+    Device,
+    Dtype,
+    ImgSize,
+    Labels,
+    ModelName,
+    NumClasses,
+    Out,
+    Params,
+    comma_separated,
+    weight_options,
+)
+from vitrail.cli.outputs import class_part, file_stems, join_parts, params_part, plural
 from vitrail.errors import VitrailError
-from vitrail.explanation import Explanation
 from vitrail.files import write_together
-from vitrail.methods.base import Method
-from vitrail.methods.registry import build_method, get_method, list_methods, supported_methods
-from vitrail.models.view import View
-from vitrail.show.figure import contact_sheet, labelled, thumbnail
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from vitrail.explanation import Explanation
+    from vitrail.methods.base import Method
+    from vitrail.models.view import View
 
 COLUMNS = 6
 
 
-def run(view: View, path: Path, wanted: list[str], targets: list[str], out: Path, params: dict[str, Any]) -> Path:
-    """Draws the figure, writes it with its JSON file and says where it is; after Ctrl-C, of what is done."""
-    told = Console(highlight=False)
-    methods = build(view, choose(view, wanted), params)
+def compare(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file.")],
+    model: ModelName = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Names, globs or calls such as rise(masks=32), comma-separated or repeated; "
+            "default: all methods but those based on masks."
+        ),
+    ] = None,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(help="Classes, comma-separated or repeated, a row each; default: the predicted class."),
+    ] = None,
+    out: Out = Path("vitrail-out"),
+    param: Params = None,
+    checkpoint: Checkpoint = None,
+    labels: Labels = None,
+    num_classes: NumClasses = None,
+    img_size: ImgSize = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Compare the maps of all (or some) methods for one image, side by side."""
+    if Path(image).is_dir():
+        raise VitrailError(f"compare takes one image, but {image} is a folder: use vitrail explain for folders.")
+    (path,) = find_images([image], out)
+    params = parse_parameters(param or [])
+
+    from vitrail.models.loading import load
+
+    weights = weight_options(checkpoint, labels, num_classes, img_size)
+    view = load(model, device=device, dtype=dtype, **weights)
+    run(view, path, split_list(methods or []), comma_separated(targets), out, params)
+
+
+def run(view: View, path: Path, patterns: list[str], targets: list[str], out: Path, params: dict[str, Any]) -> Path:
+    """Writes the figure with its JSON file and prints where it is; after Ctrl-C, with the maps computed so far."""
+    console = Console(highlight=False)
+    methods = build(view, choose(view, patterns), params)
     classes = [view.class_index(target) for target in targets]
-    introduce(told, view)
+    print_model(console, view)
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every method
-    passes = [method.passes() for method in methods]
-    many = several(len(methods), "method")
-    estimate(told, view, many, sum(f + 2 * b + 1 for f, b in passes) * max(1, len(classes)))
+    maps = len(methods) * max(1, len(classes))
+    passes = sum(forwards + 2 * backwards + 1 for forwards, backwards in (method.passes() for method in methods))
+    summary = plural(len(methods), "method")
+    print_estimate(console, view, summary, passes * max(1, len(classes)))
     (stem,) = file_stems([path], out, _ending(methods, params, classes))
     rows: list[list[Explanation]] = []
-    stopped = None
+    interrupt = None
     try:
-        _explain(told, path, methods, classes or [None], rows)
-    except KeyboardInterrupt as stop:
-        stopped = stop
+        _explain(console, path, methods, classes or [None], rows)
+    except KeyboardInterrupt as error:
+        interrupt = error
         rows = [row for row in rows if row]
         if not rows:
             raise
-        done, asked = sum(map(len, rows)), len(methods) * max(1, len(classes))
-        many = f"Stopped: {done} of {several(asked, 'map')}"
+        summary = f"Stopped: {sum(map(len, rows))} of {plural(maps, 'map')}"
     picture = stem.with_name(stem.name + ".png")
     _write(picture, rows)
-    show_top(told, rows[0][0])
-    told.print(f"{many} → [bold]{escape(str(picture))}[/]", soft_wrap=True)
-    if stopped:
-        raise stopped
+    print_top(console, rows[0][0])
+    console.print(f"{summary} → [bold]{escape(str(picture))}[/]", soft_wrap=True)
+    if interrupt:
+        raise interrupt
     return picture
 
 
 def _explain(
-    told: Console, path: Path, methods: list[Method], classes: Sequence[int | None], rows: list[list[Explanation]]
+    console: Console, path: Path, methods: list[Method], classes: Sequence[int | None], rows: list[list[Explanation]]
 ) -> None:
-    """Fills the rows map by map, so that they hold what is done at any time."""
-    picture = see(methods[0].model, path)  # read once: all explanations share it
+    """Fills the rows map by map, so that an interrupt leaves what is done."""
+    from vitrail.api import explain_each, see
+
+    picture = see(methods[0].model, path)  # read once and shared by all explanations
     for target in classes:
         rows.append([])
-        for method in track(methods, description="methods", console=told, transient=True):
+        for method in track(methods, description="methods", console=console, transient=True):
             rows[-1] += explain_each(method, [picture], target, None)
 
 
 def _write(picture: Path, rows: list[list[Explanation]]) -> None:
-    buffer = io.BytesIO()
-    draw(rows).save(buffer, "PNG")
+    from vitrail.show.figure import png_bytes
+
     text = json.dumps([ex.to_dict() for row in rows for ex in row], ensure_ascii=False, indent=1, default=str)
     content = text.encode(errors="backslashreplace")  # JSON's own escapes for a path that is not UTF-8
-    write_together({picture: buffer.getvalue(), picture.with_suffix(".json"): content})
+    write_together({picture: png_bytes(draw(rows)), picture.with_suffix(".json"): content})
 
 
 def _ending(methods: list[Method], params: dict[str, Any], classes: list[int]) -> str:
-    """What follows the picture's name."""
-    asked = [class_part(methods[0].model, index) for index in classes]
-    return ".compare" + join_parts([*_params_parts(methods, params), *asked])
+    """What follows the image's name in the names of the results."""
+    class_parts = [class_part(methods[0].model, index) for index in classes]
+    return ".compare" + join_parts([*_params_parts(methods, params), *class_parts])
 
 
 def _params_parts(methods: list[Method], shared: dict[str, Any]) -> Iterator[str]:
-    """For the name of the file: the shared parameters, then those of single methods, ``rise.masks-32``."""
+    """The shared parameters, then those of single methods, ``rise.masks-32``."""
     yield params_part({key: shared[key] for key in shared if any(key in method.given() for method in methods)})
     for method in methods:
-        own = {name: value for name, value in method.given().items() if name not in shared or value != shared[name]}
-        if own:
-            yield f"{method.info.name}.{params_part(own)}"
+        params = {name: value for name, value in method.given().items() if name not in shared or value != shared[name]}
+        if params:
+            yield f"{method.info.name}.{params_part(params)}"
 
 
 def build(view: View, calls: list[str], shared: dict[str, Any]) -> list[Method]:
-    """The methods of names and calls, each once; each takes those of the shared parameters that it has."""
-    built: dict[str, Method] = {}
+    """The methods of these calls without duplicates; each gets the shared parameters that it has."""
+    from vitrail.methods.registry import build_method, get_method
+
+    methods: dict[str, Method] = {}
     used: set[str] = set()
-    for name, own in map(split_call, calls):
+    for name, params in map(split_call, calls):
         known = get_method(name).parameters()
         used |= known.keys() & shared.keys()
-        method = build_method(name, view, **{**{key: value for key, value in shared.items() if key in known}, **own})
-        built.setdefault(join_call(method.info.name, method.given()), method)
+        method = build_method(name, view, **{**{key: value for key, value in shared.items() if key in known}, **params})
+        methods.setdefault(join_call(method.info.name, method.given()), method)
     unknown = [key for key in shared if key not in used]
     if unknown:
         raise VitrailError(f"none of these methods has a parameter {', '.join(unknown)}.")
-    return [*built.values()]
+    return [*methods.values()]
 
 
-def choose(view: View, wanted: list[str]) -> list[str]:
-    """The methods to draw: those named, called or fitting a glob, else every bare one that needs few passes."""
-    able = supported_methods(view)
-    if not wanted:
-        return [name for name in able if "." not in name and get_method(name).info.family != "mask"]
+def choose(view: View, patterns: list[str]) -> list[str]:
+    """The calls of the methods to draw: names, calls and globs; by default every method but aggregations and masks."""
+    from vitrail.methods.registry import get_method, list_methods, supported_methods
+
+    supported = supported_methods(view)
+    if not patterns:
+        return [name for name in supported if "." not in name and get_method(name).info.family != "mask"]
     calls: list[str] = []
-    for text in wanted:
+    for text in patterns:
         pattern, bracket, params = text.partition("(")
-        fits = [name for name in able if fnmatchcase(name, pattern)] if any(c in pattern for c in "*?[") else [pattern]
-        if not fits:
+        is_glob = any(character in pattern for character in "*?[")
+        names = [name for name in supported if fnmatchcase(name, pattern)] if is_glob else [pattern]
+        if not names:
             raise VitrailError(
-                f"no method that {view.name} supports fits {pattern!r}; there are {len(list_methods())}."
+                f"{pattern!r} matches no method that {view.name} supports, of {len(list_methods())} in all."
             )
-        calls += [name + bracket + params for name in fits]
+        calls += [name + bracket + params for name in names]
     return calls
 
 
 def draw(rows: list[list[Explanation]]) -> Image.Image:
-    """The photo first, then the maps; with several classes a row of maps for each."""
+    """The image, then its maps; with several classes a row of maps for each."""
+    from vitrail.show.figure import contact_sheet, labelled, thumbnail
+
     first = rows[0][0]
     width = len(rows[0]) + 1 if len(rows) > 1 else min(COLUMNS, len(rows[0]) + 1)
     cells = []
@@ -136,4 +194,4 @@ def draw(rows: list[list[Explanation]]) -> Image.Image:
         cells += [(ex.overlay(), ex.call) for ex in row]
     sheet = contact_sheet(cells, width)
     title = first.title if len(rows) == 1 else " / ".join(row[0].title for row in rows)
-    return labelled(sheet, title, f"{several(len(rows[0]), 'method')} on {first.model_name}")
+    return labelled(sheet, title, f"{plural(len(rows[0]), 'method')} on {first.model_name}")

@@ -6,68 +6,101 @@ import json
 import warnings
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from vitrail.cli.options import Json
 from vitrail.errors import VitrailError
-from vitrail.models import embedded
-from vitrail.models.names import kind_of_view
-from vitrail.models.view import View
+
+if TYPE_CHECKING:
+    from vitrail.models.view import View
 
 HEADERS = {"class-specific": "class"}
 
 
+def models(
+    pattern: Annotated[str, typer.Argument(metavar="GLOB", help="Only matching names, e.g. 'deit*'.")] = "*",
+    as_json: Json = False,
+) -> None:
+    """List the supported models with the tag, classes and input size of their default weights."""
+    note = "0 classes: no head; tag –: no weights; these need --checkpoint (or another tag, as NAME.TAG)"
+    show(list_models(pattern), as_json, f"models match {pattern!r}; {note}")
+
+
+def methods(
+    pattern: Annotated[str, typer.Argument(metavar="GLOB", help="Only matching names, e.g. '*.plus'.")] = "*",
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Show which methods this model supports; default: no model.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods; with --model, whether the model supports them, or why not."""
+    from vitrail.methods.registry import describe_methods
+
+    rows = describe_methods(pattern, None if model is None else load_without_weights(model))
+    if as_json or pattern != "*":
+        show(rows, as_json, f"methods match {pattern!r}")
+    else:
+        bare = [row for row in rows if "." not in row["name"]]
+        show(bare, as_json, "methods; aggregations over layers (.plus, .skipplus, .rollout): vitrail methods '*.*'")
+
+
+def metrics(
+    pattern: Annotated[str, typer.Argument(metavar="GLOB", help="Only matching names, e.g. 'token_*'.")] = "*",
+    as_json: Json = False,
+) -> None:
+    """List the metrics, what they need and whether higher or lower is better."""
+    show(list_metrics(pattern), as_json, "metrics", hidden=("family", "paper"))
+
+
 def list_models(pattern: str) -> list[dict[str, Any]]:
     """Embedded models and supported timm names, with the tag, classes and input size of their default weights."""
-    rows = [_embedded_row(name) for name in embedded.names() if fnmatchcase(name, pattern)]
     import timm
 
+    from vitrail.models import embedded
+    from vitrail.models.names import kind_of_view
+
+    rows = []
+    for name in embedded.names():
+        if fnmatchcase(name, pattern):
+            about = embedded.card(name)["architecture"]
+            rows.append(_model_row(name, "embedded", about["num_classes"], (about["img_size"],) * 2, "tokens"))
     for name in timm.list_models(pattern):
         kind = kind_of_view(name)
         if kind is None:
             continue
         config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-        tag, classes, size = (
-            (None, None, None) if config is None else (config.tag, config.num_classes, config.input_size)
-        )
-        tag = tag if config is not None and config.has_weights else None
-        row = {
-            "name": name,
-            "tag": tag,
-            "classes": classes,
-            "input": None if size is None else f"{size[1]}×{size[2]}",
-            "view": kind,
-        }
-        rows.append(row)
+        if config is None:
+            rows.append(_model_row(name, None, None, None, kind))
+        else:
+            tag = config.tag if config.has_weights else None
+            rows.append(_model_row(name, tag, config.num_classes, config.input_size[1:], kind))
     if not rows:
         raise VitrailError(
-            f"no model fits {pattern!r}. Hugging Face models are named hf:ORG/NAME, torchvision's torchvision:NAME."
+            f"no model matches {pattern!r}: Hugging Face models are named hf:ORG/NAME, torchvision models "
+            "torchvision:NAME."
         )
     return rows
 
 
-def _embedded_row(name: str) -> dict[str, Any]:
-    about = embedded.card(name)["architecture"]
-    size = about["img_size"]
-    return {
-        "name": name,
-        "tag": "embedded",
-        "classes": about["num_classes"],
-        "input": f"{size}×{size}",
-        "view": "tokens",
-    }
+def _model_row(
+    name: str, tag: str | None, classes: int | None, size: tuple[int, ...] | None, view: str
+) -> dict[str, Any]:
+    resolution = None if size is None else f"{size[0]}×{size[1]}"
+    return {"name": name, "tag": tag, "classes": classes, "input": resolution, "view": view}
 
 
-def describe_metrics(pattern: str) -> list[dict[str, Any]]:
-    """Every metric with what it is."""
-    from vitrail.metrics.base import list_metrics
+def list_metrics(pattern: str) -> list[dict[str, Any]]:
+    """Every metric with its properties."""
+    from vitrail.metrics import base
 
-    found = list_metrics(pattern)
-    if not found:
-        raise VitrailError(f"no metric fits {pattern!r}; `vitrail metrics` lists all.")
+    infos = base.list_metrics(pattern)
+    if not infos:
+        raise VitrailError(f"no metric matches {pattern!r}; `vitrail metrics` lists all.")
     return [
         {
             "name": name,
@@ -79,14 +112,15 @@ def describe_metrics(pattern: str) -> list[dict[str, Any]]:
             "paper": info.paper,
             "summary": info.summary,
         }
-        for name, info in found.items()
+        for name, info in infos.items()
     ]
 
 
-def without_weights(name: str) -> View:
-    """A view that can only be asked what it is: weights are neither fetched nor allocated where that can be helped."""
+def load_without_weights(name: str) -> View:
+    """A view whose structure can be inspected: weights are not downloaded or allocated where that can be avoided."""
     import torch
 
+    from vitrail.models import embedded
     from vitrail.models.loading import load
 
     if name.startswith("hf:") or name in embedded.names():
@@ -96,12 +130,12 @@ def without_weights(name: str) -> View:
         return load(name, pretrained=False, num_classes=2, device="meta")
 
 
-def show(rows: list[dict[str, Any]], as_json: bool, title: str, without: Collection[str] = ()) -> None:
-    """A table for people, or JSON for programs."""
+def show(rows: list[dict[str, Any]], as_json: bool, title: str, hidden: Collection[str] = ()) -> None:
+    """Prints a table, or JSON."""
     if as_json:
         print(json.dumps(rows, indent=1))  # noqa: T201
         return
-    hidden = {"summary", "parameters", "aliases", *without}
+    hidden = {"summary", "parameters", "aliases", *hidden}
     if "supported" in rows[0]:  # the reason needs the room
         hidden |= {"class-specific", "level", "cost", "paper"}
     columns = [name for name in rows[0] if name not in hidden]

@@ -1,4 +1,4 @@
-"""The files that ``vitrail explain`` and ``vitrail compare`` write: their names, and how to know them again."""
+"""The files that ``vitrail explain`` and ``vitrail compare`` write: their names, and how to recognize them."""
 
 from __future__ import annotations
 
@@ -8,89 +8,87 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitrail.models.view import View
+if TYPE_CHECKING:
+    from vitrail.models.view import View
 
-LONGEST = 60  # letters of what is added to a name
+MAX_LENGTH = 60  # characters that are added to a name
 _SHEET = re.compile(r"\.(top\d+|curves)$")
-_BEGIN = re.compile(rb'\s*(\[\s*)?\{\s*"vitrail"')
+_HEADER = re.compile(rb'\s*(\[\s*)?\{\s*"vitrail"')
 
 
 def class_part(view: View, index: int) -> str:
-    """``281-tabby``: the number, because two classes can have one name."""
-    name = "" if view.labels is None else _plain(view.labels[index].split(",")[0])[:24].strip("-.")
+    """``281-tabby``: the index, because two classes can have the same name."""
+    name = "" if view.labels is None else _sanitize(view.labels[index].split(",")[0])[:24].strip("-.")
     return f"{index}-{name}" if name else f"class-{index}"
 
 
 def params_part(params: Mapping[str, Any]) -> str:
     """``rule-frozen.start_layer-1``"""
-    return ".".join(f"{name}-{_plain(str(value))}" for name, value in sorted(params.items()))
+    return ".".join(f"{name}-{_sanitize(str(value))}" for name, value in sorted(params.items()))
 
 
 def join_parts(parts: Sequence[str]) -> str:
-    """What is put behind the usual name: nothing for the plain question; never longer than names can be."""
+    """The suffix of a file name: empty without parts, hashed where it would get too long."""
     text = ".".join(part for part in parts if part)
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if len(text) > MAX_LENGTH:
+        text = f"{text[: MAX_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return f".{text}" if text else ""
 
 
 def file_stems(paths: Sequence[Path], out: Path, ending: str) -> list[Path]:
-    """``cat`` + ending for each picture; pictures of the same name get a number, those of earlier runs too."""
+    """``cat`` + ending for each image; images of the same name are numbered, also across runs."""
     used: set[str] = set()
     stems = []
     for path in paths:
         numbered = itertools.chain([path.stem], (f"{path.stem}-{number}" for number in itertools.count(2)))
-        name = next(name for name in numbered if name not in used and _free(out / (name + ending), path))
+        name = next(name for name in numbered if name not in used and _is_free(out / (name + ending), path))
         used.add(name)
         stems.append(out / (name + ending))
     return stems
 
 
-def own_results(path: Path) -> bool:
-    """Whether vitrail wrote this picture: its JSON file, or the table of a folder, lies beside it."""
+def is_result(path: Path) -> bool:
+    """Whether vitrail wrote this picture: its JSON file, or the table of a folder, is beside it."""
     if path.suffix.lower() != ".png":
         return False
     if path.name == "contact-sheet.png":
         return path.with_name("explanations.csv").is_file()
     stem = _SHEET.sub("", path.stem)
-    return any(_is_ours(path.with_name(name)) for name in (f"{path.stem}.json", f"{stem}.json", f"{stem}.1.json"))
+    return any(_is_vitrail_json(path.with_name(f"{name}.json")) for name in (path.stem, stem, f"{stem}.1"))
 
 
-def several(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def plural(count: int, noun: str) -> str:
+    """``1 map``, ``2 maps``"""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _free(stem: Path, picture: Path) -> bool:
-    """Whether nothing is there, or only what is known of the same picture."""
-    for name in (f"{stem.name}.json", f"{stem.name}.1.json"):
-        owner = _explained(stem.with_name(name))
-        if owner is not None and owner != str(picture.resolve()):
-            return False
-    return True
+def _is_free(stem: Path, image: Path) -> bool:
+    """Whether no results exist under this name, or only results of the same image."""
+    explained = [_explained_image(stem.with_name(f"{stem.name}{suffix}")) for suffix in (".json", ".1.json")]
+    return all(path is None or path == str(image.resolve()) for path in explained)
 
 
-def _explained(path: Path) -> str | None:
-    """The picture that a JSON file of vitrail is about."""
-    if not _is_ours(path):
+def _explained_image(path: Path) -> str | None:
+    """The path of the image that a JSON file of vitrail explains."""
+    if not _is_vitrail_json(path):
         return None
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        owner = (saved[0] if isinstance(saved, list) else saved)["image"]["path"]
+        return str((saved[0] if isinstance(saved, list) else saved)["image"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return str(owner)
 
 
-def _is_ours(path: Path) -> bool:
+def _is_vitrail_json(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
-            return _BEGIN.match(file.read(64)) is not None
+            return _HEADER.match(file.read(64)) is not None
     except OSError:
         return False
 
 
-def _plain(text: str) -> str:
-    """Letters, digits, dots, signs: what no shell and no file system minds."""
+def _sanitize(text: str) -> str:
+    """Letters, digits and signs that are safe in every shell and file system."""
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text.strip(" ()[]{}'\"")).strip(".") or "none"

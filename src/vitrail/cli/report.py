@@ -1,31 +1,47 @@
-"""``vitrail report``: tables, figures and one HTML file of runs."""
+"""``vitrail report``: tables, figures and an HTML page from runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
-from vitrail.report.report import report
-from vitrail.report.tables import error_count
+from vitrail.cli.options import comma_separated
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders of vitrail bench.")],
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: report in the first run folder.")] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="html, md, tex, csv, pdf, png, svg, comma-separated or repeated; default: all."),
+    ] = None,
+) -> None:
+    """Write tables, figures and an HTML page from benchmark runs."""
+    run(runs, out, comma_separated(formats))
 
 
 def run(folders: list[Path], out: Path | None, formats: list[str]) -> list[Path]:
-    """Writes the report of some runs and says where it is."""
-    told = Console(highlight=False)
-    summary, paths = report(folders, out, formats)
+    """Writes the report and prints a summary; returns the files written."""
+    from vitrail.report.report import report as write_report
+    from vitrail.report.tables import error_count
+
+    console = Console(highlight=False)
+    summary, paths = write_report(folders, out, formats)
     results = summary.results
-    for place, one in enumerate(results.settings):
-        name = f"{one.label}: " if one.label else ""
-        methods = sum(any(cell.n for cell in row) for row in summary.cells[place])
-        metrics = sum(place in summary.present(k) for k in summary.columns)
-        told.print(escape(f"{name}{len(one.images)} images, {methods} methods, {metrics} metrics"))
-    nowhere = [one.call for k, one in enumerate(results.metrics) if k not in summary.columns]
-    if nowhere:
-        told.print(f"[yellow]No image could be measured by {escape(', '.join(nowhere))}[/]")
+    for index, setting in enumerate(results.settings):
+        name = f"{setting.label}: " if setting.label else ""
+        methods = sum(any(cell.n for cell in row) for row in summary.cells[index])
+        metrics = sum(index in summary.present(column) for column in summary.columns)
+        console.print(escape(f"{name}{len(setting.images)} images, {methods} methods, {metrics} metrics"))
+    unmeasured = [metric.call for column, metric in enumerate(results.metrics) if column not in summary.columns]
+    if unmeasured:
+        console.print(f"[yellow]No image could be measured by {escape(', '.join(unmeasured))}[/]")
     if error_count(summary):
-        told.print(f"[yellow]{error_count(summary)} errors[/], listed in the report")
-    for path in sorted(paths, key=lambda one: one.suffix != ".html"):
-        told.print(f"→ [bold]{escape(str(path))}[/]", soft_wrap=True)
+        console.print(f"[yellow]{error_count(summary)} errors[/], listed in the report")
+    for path in sorted(paths, key=lambda path: path.suffix != ".html"):
+        console.print(f"→ [bold]{escape(str(path))}[/]", soft_wrap=True)
     return paths

@@ -1,4 +1,4 @@
-"""``vitrail reproduce``: a paper's table measured again, beside the published one."""
+"""``vitrail reproduce``: a paper's table or figure, measured and printed beside the published numbers."""
 
 from __future__ import annotations
 
@@ -6,39 +6,72 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vitrail.bench.plan import ModelSpec
-from vitrail.bench.run import Loader, Step, load_model
+from vitrail.cli.options import Device, Json, Retry, comma_separated
 from vitrail.errors import VitrailError
-from vitrail.models.view import View
 from vitrail.papers.catalogue import PaperTarget, targets
-from vitrail.papers.cells import PaperCell
-from vitrail.papers.claims import Verdict
-from vitrail.papers.reproduction import Reproduction, reproduce
 from vitrail.progress import counted
+
+if TYPE_CHECKING:
+    from vitrail.bench.plan import ModelSpec
+    from vitrail.bench.run import Loader, Step
+    from vitrail.models.view import View
+    from vitrail.papers.cells import PaperCell
+    from vitrail.papers.claims import Verdict
+    from vitrail.papers.reproduction import Reproduction
 
 ARROWS = {1: " ↑", -1: " ↓", 0: ""}
 
 
+def reproduce(
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", help="Table or figure; see --list.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Location of a required data set as NAME=PATH; repeatable.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="Replace the paper's model: NAME or KEY=NAME; repeatable."),
+    ] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Number of images; default: the paper's.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only the columns of these models or data sets, by key (vit, boxes, …).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("vitrail-papers"),
+    quick: Annotated[bool, typer.Option("--quick", help="Use few steps and masks, for a trial run.")] = False,
+    retry: Retry = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Reproduce a paper's table or figure and print it beside the published numbers."""
+    if listing or target is None:
+        show_targets(list_targets(target or "*"), as_json)
+        return
+    failed = run(target, parse_data(data or []), model, images, out, only=comma_separated(only), quick=quick,
+                 retry=retry, device=device, as_json=as_json)  # fmt: skip
+    if failed:
+        raise typer.Exit(1)
+
+
 def list_targets(pattern: str = "*") -> list[dict[str, Any]]:
-    """Every table and figure: what it compares, on which models, and what it needs."""
-    from fnmatch import fnmatchcase
-
-    return [_about(one) for name, one in targets().items() if fnmatchcase(name, pattern)]
+    """Every table and figure: what it compares, on which models, and which data it needs."""
+    return [_describe(target) for name, target in targets().items() if fnmatchcase(name, pattern)]
 
 
-def _about(target: PaperTarget) -> dict[str, Any]:
-    data = [f"[{one.name}]" if one.optional else one.name for one in target.needs()]
+def _describe(target: PaperTarget) -> dict[str, Any]:
+    data = [f"[{need.name}]" if need.optional else need.name for need in target.needs()]
     return {
         "target": target.name,
         "what": target.title,
-        "models": "; ".join(one.label for one in target.models.values()),
+        "models": "; ".join(model.label for model in target.models.values()),
         "data": ", ".join(data),
         "methods": len(target.methods),
         "paper": target.paper,
@@ -46,7 +79,7 @@ def _about(target: PaperTarget) -> dict[str, Any]:
 
 
 def show_targets(rows: Sequence[Mapping[str, Any]], as_json: bool = False) -> None:
-    """A table for people, or JSON for programs."""
+    """Prints a table, or JSON."""
     if as_json:
         print(json.dumps(list(rows), indent=1))  # noqa: T201
         return
@@ -59,15 +92,15 @@ def show_targets(rows: Sequence[Mapping[str, Any]], as_json: bool = False) -> No
     Console(highlight=False).print(table)
 
 
-def parse_data(given: Sequence[str]) -> dict[str, str]:
-    """``NAME=PATH`` words."""
-    found: dict[str, str] = {}
-    for text in given:
+def parse_data(assignments: Sequence[str]) -> dict[str, str]:
+    """``NAME=PATH`` → name and path."""
+    paths: dict[str, str] = {}
+    for text in assignments:
         name, equals, path = text.partition("=")
         if not equals or not name.isidentifier() or not path:
             raise VitrailError(f"--data is given as NAME=PATH, but got {text!r}.")
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 def run(
@@ -82,15 +115,19 @@ def run(
     retry: bool = False,
     device: str = "auto",
     as_json: bool = False,
-    load: Loader = load_model,
+    load: Loader | None = None,
 ) -> int:
-    """Measures a target, prints measured beside published, and returns how many cells have no value."""
-    told, bar = Console(highlight=False, stderr=as_json), Bar()
+    """Measures a target, prints it beside the published numbers, and returns the number of cells without a value."""
+    from vitrail.bench.run import load_model
+    from vitrail.papers.reproduction import reproduce as measure
 
-    def load_there(spec: ModelSpec) -> View:
-        return load(replace(spec, options={"device": device, **spec.options}))
+    console, bar = Console(highlight=False, stderr=as_json), Bar()
+    loader = load or load_model
 
-    found = reproduce(
+    def load_on_device(spec: ModelSpec) -> View:
+        return loader(replace(spec, options={"device": device, **spec.options}))
+
+    result = measure(
         target,
         data,
         model,
@@ -99,15 +136,15 @@ def run(
         only=only,
         quick=quick,
         retry=retry,
-        load=load if device == "auto" else load_there,
-        tell=lambda text: told.print(escape(text), soft_wrap=True),
+        load=loader if device == "auto" else load_on_device,
+        tell=lambda text: console.print(escape(text), soft_wrap=True),
         watch=bar.see,
     )
     if as_json:
-        print(json.dumps(found.as_dict(), indent=1))  # noqa: T201
+        print(json.dumps(result.as_dict(), indent=1))  # noqa: T201
     else:
-        show_result(found, told)
-    return len(found.failed)
+        show_result(result, console)
+    return len(result.failed)
 
 
 class Bar:
@@ -124,47 +161,47 @@ class Bar:
             self.bar.close()
 
 
-def show_result(result: Reproduction, told: Console) -> None:
-    """Tables, then the paper's statements, then what one should know."""
-    told.print(f"\n[bold]{escape(result.target.name)}[/] {escape(result.target.title)}", soft_wrap=True)
-    told.print(f"[dim]{escape(result.target.paper)}. Cells: measured / published, difference.[/]", soft_wrap=True)
-    for table in draw(result, told.width):
-        told.print(table)
+def show_result(result: Reproduction, console: Console) -> None:
+    """Prints the tables, the verdicts on the paper's claims, and the notes."""
+    console.print(f"\n[bold]{escape(result.target.name)}[/] {escape(result.target.title)}", soft_wrap=True)
+    console.print(f"[dim]{escape(result.target.paper)}. Cells: measured / published, difference.[/]", soft_wrap=True)
+    for table in draw(result, console.width):
+        console.print(table)
     for verdict in result.verdicts:
-        told.print(_judged(verdict), soft_wrap=True)
+        console.print(_judged(verdict), soft_wrap=True)
     for note in result.notes:
-        told.print(f"[dim]· {escape(note)}[/]", soft_wrap=True)
+        console.print(f"[dim]· {escape(note)}[/]", soft_wrap=True)
     for cell in result.failed[:5]:
         reason = cell.error or "no image counts"
-        told.print(f"[red]{escape(cell.row)}, {escape(cell.column)}: {escape(reason)}[/]", soft_wrap=True)
-    told.print(f"Table: [bold]{escape(str(result.folder / 'table.csv'))}[/]", soft_wrap=True)
+        console.print(f"[red]{escape(cell.row)}, {escape(cell.column)}: {escape(reason)}[/]", soft_wrap=True)
+    console.print(f"Table: [bold]{escape(str(result.folder / 'table.csv'))}[/]", soft_wrap=True)
 
 
 def draw(result: Reproduction, width: int) -> Iterator[Table]:
-    """As many columns at a time as fit, with the rows that have a cell there."""
+    """Splits the columns into tables that fit the width, each with the rows that have a cell in it."""
     texts = _texts(result)
     first = max(len(row) for row in result.rows()) + 2
-    waiting = list(texts)
-    while waiting:
-        some, room = waiting[:1], width - first - _width(texts[waiting[0]])
-        for label in waiting[1:]:
+    remaining = list(texts)
+    while remaining:
+        columns, room = remaining[:1], width - first - _width(texts[remaining[0]])
+        for label in remaining[1:]:
             room -= _width(texts[label])
             if room < 0:
                 break
-            some.append(label)
-        waiting = waiting[len(some) :]
+            columns.append(label)
+        remaining = remaining[len(columns) :]
         table = Table(box=None, header_style="dim", pad_edge=False)
         table.add_column("", no_wrap=True)
-        for label in some:
+        for label in columns:
             table.add_column(escape(label) + ARROWS[result.directions[label]], justify="right")
         for row in result.rows():
-            if any(row in texts[label] for label in some):
-                table.add_row(escape(row), *(texts[label].get(row, "") for label in some))
+            if any(row in texts[label] for label in columns):
+                table.add_row(escape(row), *(texts[label].get(row, "") for label in columns))
         yield table
 
 
 def _texts(result: Reproduction) -> dict[str, dict[str, str]]:
-    """Column → row → what its cell says."""
+    """Column → row → text of the cell."""
     digits = {column.label: column.digits for column in result.target.columns}
     texts: dict[str, dict[str, str]] = {label: {} for label in digits}
     for cell in result.cells:
@@ -178,19 +215,19 @@ def _width(texts: Mapping[str, str]) -> int:
 
 def as_text(cell: PaperCell, digits: int) -> str:
     """0.53 / 0.52† +0.01"""
-    own = "–" if math.isnan(cell.measured) else f"{cell.measured:.{digits}f}"
+    measured = "–" if math.isnan(cell.measured) else f"{cell.measured:.{digits}f}"
     if cell.published is None:
-        return own
-    published = f"{own} / {cell.published:.{digits}f}{cell.mark}"
+        return measured
+    published = f"{measured} / {cell.published:.{digits}f}{cell.mark}"
     return published if math.isnan(cell.measured) else f"{published} {cell.difference:+.{digits}f}"
 
 
 def _judged(verdict: Verdict) -> str:
-    text, told = escape(verdict.claim.text), verdict.decided
+    text, decided = escape(verdict.claim.text), verdict.decided
     if verdict.holds is None:
-        return f"? {text} [dim](not to be told from these cells)[/]"
+        return f"? {text} [dim](undecided: cells are missing)[/]"
     if verdict.holds:
         return f"[green]✓[/] {text}"
     wrong = [column for column, held in verdict.tests.items() if held is False and column]
-    where = f" ({sum(told)} of {len(told)} columns; not {', '.join(wrong)})" if wrong else ""
+    where = f" ({sum(decided)} of {len(decided)} columns; not {', '.join(wrong)})" if wrong else ""
     return f"[red]✗[/] {text}[dim]{escape(where)}[/]"

@@ -1,4 +1,4 @@
-"""``vitrail serve``: the web page and its HTTP interface."""
+"""``vitrail serve``: the web page and its HTTP API."""
 
 from __future__ import annotations
 
@@ -7,15 +7,57 @@ import secrets
 import socket
 from contextlib import suppress
 from dataclasses import replace
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from vitrail.app.server.addresses import is_every_address, is_loopback, own_address
-from vitrail.app.server.settings import Settings
+from vitrail.app.server.settings import MIB, Settings, spare_cores
+from vitrail.cli.options import Checkpoint, ImgSize, Labels, NumClasses, comma_separated, weight_options
 from vitrail.errors import VitrailError
 
 MODELS = ("photo", "scenes")
 BACKLOG = 512
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="Models to serve, comma-separated or repeated; default: photo and scenes."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; non-loopback addresses require a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 = any free port.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(help="Token that clients must send; generated where one is required.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of compute threads; default: all cores but one.")
+    ] = None,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum number of waiting jobs of each kind.")] = 16,
+    job_seconds: Annotated[
+        float, typer.Option(min=1, help="Time limit of a job, or of a method in a comparison.")
+    ] = 120,
+    cache_mb: Annotated[int, typer.Option(min=1, help="Size of the cache of images and responses, in MiB.")] = 256,
+    checkpoint: Checkpoint = None,
+    labels: Labels = None,
+    num_classes: NumClasses = None,
+    img_size: ImgSize = None,
+) -> None:
+    """Serve the web page and its HTTP API."""
+    settings = Settings(
+        host=host,
+        port=port,
+        token=token,
+        queue=queue,
+        job_seconds=job_seconds,
+        threads=threads or spare_cores(),
+        cache_bytes=cache_mb * MIB,
+        load_options=weight_options(checkpoint, labels, num_classes, img_size),
+    )
+    run(settings, comma_separated(model))
 
 
 def run(settings: Settings, models: list[str]) -> None:
@@ -23,9 +65,9 @@ def run(settings: Settings, models: list[str]) -> None:
     check_extra()
     check_options(settings, models)
     settings = with_token(settings)
-    bound = bind(settings)
+    listener = bind(settings)
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve(settings, list(models) or list(MODELS), bound))
+        asyncio.run(_serve(settings, models or list(MODELS), listener))
 
 
 def check_extra() -> None:
@@ -38,55 +80,57 @@ def check_extra() -> None:
 
 
 def check_options(settings: Settings, models: list[str]) -> None:
-    """What is said about a model's weights is about one model."""
-    given = [f"--{name.replace('_', '-')}" for name in settings.load_options]
-    if given and len(models) != 1:
-        told = f"{len(models)} models" if models else "none"
-        raise VitrailError(f"{' and '.join(given)} must go with exactly one --model, but got {told}.")
+    """Refuses weights for no model or for several."""
+    options = [f"--{name.replace('_', '-')}" for name in settings.load_options]
+    if options and len(models) != 1:
+        count = f"{len(models)} models" if models else "none"
+        raise VitrailError(f"{' and '.join(options)} must go with exactly one --model, but got {count}.")
 
 
 def with_token(settings: Settings) -> Settings:
-    """Who listens to more than this machine has a token."""
+    """The settings with a token where the address is not a loopback address."""
     if settings.token is not None and (not settings.token.isascii() or not settings.token.isprintable()
                                        or " " in settings.token or not settings.token):  # fmt: skip
-        raise VitrailError("--token must be letters, digits and signs without spaces: it is sent in a header.")
+        raise VitrailError("--token must be printable ASCII without spaces: it is sent in an HTTP header.")
     if settings.token is None and not is_loopback(settings.host):
         return replace(settings, token=secrets.token_urlsafe(24))
     return settings
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The listening socket; bound here, so that what is wrong with the address is one sentence."""
+    """The listening socket; bound here, so that a wrong address is a one-line error."""
     try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        # with TCP named, asyncio sends small packets at once: otherwise each answer waits 40 ms
+        candidates = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = candidates[0]
+        # asyncio sets TCP_NODELAY only if the protocol is named; without it each response waits 40 ms
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        where = f"{settings.host}:{settings.port}"
-        raise VitrailError(f"cannot listen on {where} ({reason}): choose another with --host or --port.") from None
+        raise VitrailError(
+            f"cannot listen on {settings.host}:{settings.port} ({reason}): choose another --host or --port."
+        ) from None
     return listener
 
 
-def address(settings: Settings, bound: socket.socket) -> str:
-    """What to open in a browser; the token is in the fragment, which is never sent."""
-    host = own_address(bound.family) if is_every_address(bound.getsockname()[0]) else settings.host
+def address(settings: Settings, listener: socket.socket) -> str:
+    """The URL to open in a browser; the token is in the fragment, which is never sent."""
+    bound_host, port = listener.getsockname()[:2]
+    host = own_address(listener.family) if is_every_address(bound_host) else settings.host
     host = f"[{host}]" if ":" in host else host
     fragment = "" if settings.token is None else f"#token={settings.token}"
-    return f"http://{host}:{bound.getsockname()[1]}/{fragment}"
+    return f"http://{host}:{port}/{fragment}"
 
 
-async def serve(settings: Settings, models: list[str], bound: socket.socket) -> None:
+async def _serve(settings: Settings, models: list[str], listener: socket.socket) -> None:
     from vitrail.app.server.uvicorn_server import Server
 
-    told = Console(highlight=False)
-    told.print(f"Loading {', '.join(models)} …", markup=False)
+    console = Console(highlight=False)
+    console.print(f"Loading {', '.join(models)} …", markup=False)
     server = Server(settings, models)
     await server.service.start()
-    told.print(f"vitrail is at {address(settings, bound)}", markup=False, soft_wrap=True)
-    told.print("Ctrl-C ends it.")
-    await server.serve(sockets=[bound])
+    console.print(f"vitrail is at {address(settings, listener)}", markup=False, soft_wrap=True)
+    console.print("Press Ctrl-C to stop.")
+    await server.serve(sockets=[listener])

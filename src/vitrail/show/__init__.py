@@ -1,1 +1,1 @@
-"""Heatmaps and pictures."""
+"""Drawing explanations: colours, heatmaps, captions, sheets and plots."""

@@ -1,4 +1,4 @@
-"""What the colours of a picture mean."""
+"""Colour scales of maps."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,10 +17,10 @@ _ENOUGH_PIXELS = 4_000_000
 
 @dataclass(frozen=True)
 class Scale:
-    """The values that the two ends of the colour map stand for.
+    """The values at the two ends of the colour map.
 
     A signed scale is symmetric about zero; an unsigned one starts at the smallest value.
-    `partial` says that some pixels were not seen by the model.
+    ``partial`` is true if the model did not see all pixels.
     """
 
     low: float
@@ -30,7 +30,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Tensor, signed: bool | None = None) -> "Scale":
-        """Read the scale off a map: outliers beyond 99.5 % are clipped; signed if any value is negative."""
+        """The scale of a map: outliers beyond the 99.5th percentile are clipped; signed if any value is negative."""
         array = values.detach().cpu().float().numpy()
         partial = bool(np.isnan(array).any())
         known = array[np.isfinite(array)]
@@ -38,7 +38,7 @@ class Scale:
             return cls(0.0, 0.0, bool(signed), partial)
         if signed is None:
             signed = bool(known.min() < 0)
-        # Percentiles of a regular sample are as good, and huge images stay quick.
+        # A regular sample has the same percentiles and is fast on huge images.
         sample = known[:: max(1, known.size // _ENOUGH_PIXELS)]
         if signed:
             limit = _robust_maximum(np.abs(sample)) or float(np.abs(known).max())
@@ -48,24 +48,24 @@ class Scale:
         return cls(low, high if high > low else float(known.max()), False, partial)
 
     def positions(self, values: Array) -> Array:
-        """Place values on the colour map: 0 is its low end, 1 its high end."""
+        """The positions of values on the colour map, from 0 (its low end) to 1 (its high end)."""
         span = self.high - self.low
         if span <= 0:
             return np.full_like(values, 0.5 if self.signed else 0.0)
         # Halves keep the difference of two huge numbers finite.
         with np.errstate(invalid="ignore"):
-            placed = (values.astype(np.float64) / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
-        return np.clip(placed, 0, 1).astype(np.float32)
+            positions = (values.astype(np.float64) / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
+        return np.clip(positions, 0, 1).astype(np.float32)
 
     def strengths(self, positions: Array) -> Array:
-        """Return how strong the evidence at each position is, from 0 (none) to 1 (the end of the scale)."""
+        """The strength of the evidence at each position, from 0 (none) to 1 (the end of the scale)."""
         return np.abs(2 * positions - 1) if self.signed else positions
 
     def colours(self, positions: Array) -> Array:
-        """Return the RGB colours (…, 3) in 0…255 at positions on the colour map."""
+        """The RGB colours (…, 3) in 0…255 at positions on the colour map."""
         import matplotlib
 
-        # Weak evidence is told by its transparency: the whitish and black parts of the maps would only fog the photo.
+        # Weak evidence is transparent, so the near-white and near-black parts of the colour maps are left out.
         if self.signed:
             sides = np.where(positions < 0.5, -1.0, 1.0)
             places = 0.5 + sides * (0.22 + 0.22 * self.strengths(positions))

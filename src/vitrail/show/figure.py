@@ -1,20 +1,20 @@
-"""Pictures of explanations: overlays, captions and sheets, drawn with Pillow alone."""
+"""Pictures of explanations: overlays, captions and sheets, drawn with Pillow."""
 
+import io
 import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
-from torch.nn import functional
 
 from vitrail.errors import VitrailError
 from vitrail.show.colours import Array, Scale
+from vitrail.show.heatmap import resize_map
 from vitrail.show.text import fit_text, font
 
 SHORT_SIDE, LONG_SIDE, THUMBNAIL = 384, 1600, 320
-"""Pictures are shown with at least this short side and at most this long side; sheets use thumbnails."""
+"""The smallest short side and the largest long side of a picture, and the long side of a thumbnail, in pixels."""
 
 _PAPER, _INK, _GREY = "#ffffff", "#1c1c1e", "#636366"
 _GAP = 16
@@ -28,27 +28,27 @@ def overlay(
     alpha: float = 0.85,
     size: tuple[int, int] | None = None,
 ) -> Image.Image:
-    """Lay a map over a photo: the stronger the evidence, the stronger its colour.
+    """Overlays a map on an image: the stronger the evidence, the more opaque its colour.
 
     Args:
-        values: (H, W) of the image, raw; NaN marks pixels the model did not see, drawn grey and hatched.
-        signed: Whether zero is the neutral middle; None = if any value is negative.
-        alpha: Opacity of the strongest evidence.
-        size: (width, height) of the result; None = `display_size` of the image.
+        values: the map, (H, W) of the image, not rescaled; NaN = not seen by the model, drawn grey and hatched.
+        signed: whether the colours diverge from zero; None = if any value is negative.
+        alpha: opacity of the strongest evidence.
+        size: (width, height) of the result; None = ``display_size`` of the image.
     """
     if tuple(values.shape) != (image.height, image.width):
         raise VitrailError(
-            f"A map of shape {tuple(values.shape)} was given for an image of {image.width} × {image.height} pixels, "
-            f"expected ({image.height}, {image.width})."
+            f"the map of an image of {image.width} × {image.height} pixels must have shape ({image.height}, "
+            f"{image.width}), but got {tuple(values.shape)}."
         )
     if not 0 <= alpha <= 1:
-        raise VitrailError(f"alpha = {alpha} was given, expected 0 (only the photo) to 1.")
+        raise VitrailError(f"alpha must be between 0 (only the image) and 1, but got {alpha}.")
     size = size or display_size(image.size)
     photo = np.asarray(_resized(image.convert("RGB"), size), dtype=np.float32)
-    shown = _resized_map(values, size)
+    resized = resize_map(values, size)
     scale = Scale.of(values, signed)
-    unseen = np.isnan(shown)
-    positions = scale.positions(np.where(unseen, scale.low, shown))
+    unseen = np.isnan(resized)
+    positions = scale.positions(np.where(unseen, scale.low, resized))
     opacity = (alpha * _opacity(scale.strengths(positions)))[..., None]
     blended = photo * (1 - opacity) + scale.colours(positions) * opacity
     if unseen.any():
@@ -57,7 +57,7 @@ def overlay(
 
 
 def display_size(image_size: tuple[int, int]) -> tuple[int, int]:
-    """Return the (width, height) at which an image is shown: small ones enlarged, huge ones reduced."""
+    """The (width, height) at which an image is shown: small ones are enlarged, large ones reduced."""
     width, height = image_size
     factor = max(1.0, SHORT_SIDE / min(width, height))
     factor = min(factor, LONG_SIDE / max(width, height))
@@ -65,7 +65,7 @@ def display_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def labelled(image: Image.Image, title: str, subtitle: str = "", scale: Scale | None = None) -> Image.Image:
-    """Put a caption under a picture: a title, a line of detail and what the colours mean."""
+    """Adds a caption below a picture: title, subtitle and colour scale."""
     width = max(image.width, SHORT_SIDE)
     unit = max(16, min(28, width // 28))
     room = width - 2 * _GAP
@@ -87,9 +87,9 @@ def labelled(image: Image.Image, title: str, subtitle: str = "", scale: Scale | 
 
 
 def side_by_side(images: Sequence[Image.Image], columns: int | None = None) -> Image.Image:
-    """Arrange pictures in rows, aligned at their tops; all in one row unless `columns` is given."""
+    """Arranges pictures in rows, aligned at the top; all in one row unless ``columns`` is set."""
     if not images:
-        raise VitrailError("No picture was given, expected at least one to arrange.")
+        raise VitrailError("no pictures to arrange: expected at least one.")
     columns = _checked_columns(columns or len(images), len(images))
     rows = [images[start : start + columns] for start in range(0, len(images), columns)]
     widths = [max(image.width for image in images[column::columns]) for column in range(columns)]
@@ -106,22 +106,29 @@ def side_by_side(images: Sequence[Image.Image], columns: int | None = None) -> I
 
 
 def contact_sheet(pictures: Sequence[tuple[Image.Image, str]], columns: int | None = None) -> Image.Image:
-    """Show many pictures with captions on one page; the more pictures, the smaller each."""
+    """Arranges captioned pictures on one page; the more pictures, the smaller each."""
     if not pictures:
-        raise VitrailError("No picture was given, expected at least one for a contact sheet.")
+        raise VitrailError("no pictures for a contact sheet: expected at least one.")
     edge = max(96, min(THUMBNAIL, math.isqrt(_SHEET_PIXELS // len(pictures))))
     columns = _checked_columns(columns or min(8, math.ceil(math.sqrt(len(pictures)))), len(pictures))
     return side_by_side([_cell(image, caption, edge) for image, caption in pictures], columns)
 
 
 def thumbnail(image: Image.Image, edge: int = THUMBNAIL) -> Image.Image:
-    """Return an RGB copy scaled so that its longer side is `edge`."""
+    """An RGB copy whose longer side is ``edge``."""
     factor = edge / max(image.size)
     return _resized(image.convert("RGB"), (max(1, round(image.width * factor)), max(1, round(image.height * factor))))
 
 
+def png_bytes(image: Image.Image) -> bytes:
+    """The image as the content of a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 def _cell(image: Image.Image, caption: str, edge: int) -> Image.Image:
-    """Put a caption under a thumbnail, both centred in a cell of one width."""
+    """A thumbnail with its caption, both centred."""
     small = thumbnail(image, edge)
     text = fit_text(caption, edge, max(11, edge // 20), smallest=10, lines=2)
     cell = Image.new("RGB", (edge, small.height + text.height + _GAP), _PAPER)
@@ -131,7 +138,7 @@ def _cell(image: Image.Image, caption: str, edge: int) -> Image.Image:
 
 
 def _legend(scale: Scale, width: int, unit: int) -> Image.Image:
-    """Draw the colour bar with its ends named, and the sign for pixels that were not seen."""
+    """The colour bar with labelled ends, and the hatching of pixels that were not seen."""
     size = max(11, round(unit * 0.8))
     face = font(size)
     names = ("against", "for") if scale.signed else ("less", "more")
@@ -158,7 +165,7 @@ def _legend(scale: Scale, width: int, unit: int) -> Image.Image:
 def _colour_bar(scale: Scale, width: int, height: int) -> Image.Image:
     positions = np.linspace(0, 1, width, dtype=np.float32)
     opacity = _opacity(scale.strengths(positions))[:, None]
-    # The same fade as on the photo, over a mid grey in the photo's place.
+    # As opaque as on the image, over a mid grey.
     row = 215 * (1 - opacity) + scale.colours(positions) * opacity
     return Image.fromarray(np.rint(np.broadcast_to(row, (height, width, 3))).astype(np.uint8))
 
@@ -168,12 +175,12 @@ def _number(value: float) -> str:
 
 
 def _opacity(strengths: Array) -> Array:
-    """Let weak evidence fade out gently and strong evidence stand out."""
+    """Opacity by strength: weak evidence fades out, strong evidence stands out."""
     return np.asarray(strengths**0.8, dtype=np.float32)
 
 
 def _not_seen(photo: Array) -> Array:
-    """Paint pixels the model did not look at: grey, pale and hatched."""
+    """The appearance of pixels that the model did not see: pale grey and hatched."""
     grey = photo @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
     height, width = grey.shape
     diagonals = np.add.outer(np.arange(height), np.arange(width)) % 10
@@ -186,24 +193,7 @@ def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image if image.size == size else image.resize(size, Image.Resampling.LANCZOS)
 
 
-def _resized_map(values: Tensor, size: tuple[int, int]) -> Array:
-    """Resize a map with holes: unseen pixels neither bleed into seen ones nor vanish."""
-    raw = values.detach().to("cpu", torch.float32)[None, None]
-    shape = (size[1], size[0])
-    if raw.shape[2:] == shape:
-        return np.asarray(raw[0, 0].numpy(), dtype=np.float32)
-    seen = (~raw.isnan()).float()
-
-    def smooth(tensor: Tensor) -> Tensor:
-        return functional.interpolate(tensor, shape, mode="bilinear", align_corners=False, antialias=True)
-
-    weight = smooth(seen)
-    resized = smooth(raw.nan_to_num(0.0)) / weight.clamp(min=1e-6)
-    resized[weight < 0.5] = math.nan
-    return np.asarray(resized[0, 0].numpy(), dtype=np.float32)
-
-
 def _checked_columns(columns: int, pictures: int) -> int:
     if columns < 1:
-        raise VitrailError(f"columns = {columns} was given, expected at least 1.")
+        raise VitrailError(f"columns must be at least 1, but got {columns}.")
     return min(columns, pictures)

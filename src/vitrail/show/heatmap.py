@@ -1,13 +1,16 @@
-"""From a map over the model input to a map over the original image."""
+"""Maps on the original image: sampling and resizing."""
 
 import math
 from typing import Literal
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.maps import between, interpolated
 from vitrail.errors import VitrailError
+from vitrail.show.colours import Array
 
 
 def fit_to_image(
@@ -17,32 +20,48 @@ def fit_to_image(
     mode: Literal["bilinear", "nearest"] = "bilinear",
     outside: float = math.nan,
 ) -> Tensor:
-    """Sample a map (h, w) that covers `box` of an image at every pixel centre of the image.
+    """Samples a map (h, w) that covers ``box`` of an image at every pixel centre of the image.
 
     Args:
-        values: The map; each value sits in the middle of its cell and edge values extend to the edge of the box.
+        values: the map; each value is at the centre of its cell, and edge values extend to the edge of the box.
         box: (left, top, right, bottom) in image pixels; may exceed the image.
         image_size: (width, height) of the image; the result is (height, width).
-        outside: What pixels outside the box get.
+        outside: value of the pixels outside the box.
     """
     if values.ndim != 2 or values.numel() == 0:
-        raise VitrailError(f"A map of shape {tuple(values.shape)} was given, expected a non-empty (h, w).")
+        raise VitrailError(f"a map must have shape (h, w) and not be empty, but got shape {tuple(values.shape)}.")
     if mode not in ("bilinear", "nearest"):
-        raise VitrailError(f"Interpolation mode {mode!r} was given, expected 'bilinear' or 'nearest'.")
+        raise VitrailError(f"mode must be 'bilinear' or 'nearest', but got {mode!r}.")
     left, top, right, bottom = box
     if not (left < right and top < bottom):
-        raise VitrailError(f"The box {box} is empty, expected left < right and top < bottom.")
+        raise VitrailError(f"the box {box} is empty: expected left < right and top < bottom.")
     values = values if values.is_floating_point() else values.float()
     rows, seen_rows = _positions(image_size[1], top, bottom, values.shape[0], values.device)
     columns, seen_columns = _positions(image_size[0], left, right, values.shape[1], values.device)
-    take = _nearest if mode == "nearest" else _bilinear
-    fitted = take(take(values, rows).T, columns).T
+    sample = _nearest if mode == "nearest" else _bilinear
+    fitted = sample(sample(values, rows).T, columns).T
     seen = seen_rows[:, None] & seen_columns
     return torch.where(seen, fitted, torch.full((), outside, dtype=fitted.dtype, device=fitted.device))
 
 
+def resize_map(values: Tensor, size: tuple[int, int]) -> Array:
+    """Resizes a map (H, W) to ``size`` (width, height); NaN neither spreads to other pixels nor vanishes."""
+    raw = values.detach().to("cpu", torch.float32)[None, None]
+    shape = (size[1], size[0])
+    if raw.shape[2:] == shape:
+        return np.asarray(raw[0, 0].numpy(), dtype=np.float32)
+
+    def resize(tensor: Tensor) -> Tensor:
+        return F.interpolate(tensor, shape, mode="bilinear", align_corners=False, antialias=True)
+
+    weight = resize((~raw.isnan()).float())
+    resized = resize(raw.nan_to_num(0.0)) / weight.clamp(min=1e-6)
+    resized[weight < 0.5] = math.nan
+    return np.asarray(resized[0, 0].numpy(), dtype=np.float32)
+
+
 def _positions(pixels: int, start: float, end: float, cells: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return where pixel centres fall along one axis, in cells from the start of the box, and which are inside."""
+    """The positions of pixel centres along one axis, in cells from the start of the box, and which are inside."""
     centres = torch.arange(pixels, dtype=torch.float64, device=device) + 0.5
     return (centres - start) * (cells / (end - start)), (centres >= start) & (centres <= end)
 

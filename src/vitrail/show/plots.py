@@ -1,4 +1,4 @@
-"""Insertion and deletion curves as a picture."""
+"""Plots of insertion and deletion curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLOURS = {"insertion": "#0b7a75", "deletion": "#b5432a"}
 
 
 def curve_picture(curves: Mapping[str, Sequence[float]], values: Mapping[str, float], title: str) -> Image.Image:
-    """Probability of the class over the share of pixels changed, one line per curve with its area."""
+    """Plots the probability of the class over the fraction of changed pixels, one line per curve with its area."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Text on pictures: fitted to the room there is."""
+"""Text on pictures, fitted to the available width."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +14,7 @@ _KEPT_AT_END = 10
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Lines of text that fit a given width, in one font."""
+    """Lines of text in one font."""
 
     lines: tuple[str, ...]
     size: int
@@ -26,7 +26,7 @@ class Paragraph:
         return round(len(self.lines) * self.size * LINE_HEIGHT)
 
     def draw(self, draw: ImageDraw.ImageDraw, left: int, top: int, colour: str, centred_in: int = 0) -> None:
-        """Write the lines; `centred_in` is the width to centre them in, 0 to align them left."""
+        """Draws the lines; ``centred_in`` is the width to centre them in, 0 = aligned left."""
         face = font(self.size, self.bold)
         for number, line in enumerate(self.lines):
             indent = (centred_in - face.getlength(line)) / 2 if centred_in else 0
@@ -34,8 +34,8 @@ class Paragraph:
 
 
 def fit_text(text: str, width: int, size: int, *, bold: bool = False, smallest: int = 11, lines: int = 2) -> Paragraph:
-    """Wrap text into at most `lines` lines, in smaller type if need be, cut with an ellipsis as the last resort."""
-    words = "".join(letter if letter.isprintable() else " " for letter in text).split()
+    """Wraps text into at most ``lines`` lines, in a smaller font where needed, with an ellipsis as the last resort."""
+    words = "".join(character if character.isprintable() else " " for character in text).split()
     if not words:
         return Paragraph((), size, bold)
     for points in range(size, min(smallest, size) - 1, -1):
@@ -49,43 +49,43 @@ def fit_text(text: str, width: int, size: int, *, bold: bool = False, smallest: 
 
 @lru_cache(maxsize=64)
 def font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """Return DejaVu Sans, which matplotlib carries with it."""
+    """DejaVu Sans, which comes with matplotlib."""
     import matplotlib
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    # The basic engine also works where Pillow was built without complex text layout, with the same widths everywhere.
+    # The basic layout engine is always available and measures the same widths everywhere.
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", name), size, layout_engine=_BASIC)
 
 
 def _wrap(words: list[str], width: int, face: ImageFont.FreeTypeFont, lines: int) -> list[str]:
-    """Break words into at most `lines` lines; the last one holds all the rest, even where it is too wide."""
+    """Breaks words into at most ``lines`` lines; the last one holds the rest, even if it is too wide."""
     wrapped: list[str] = []
-    waiting = words[::-1]
-    while waiting and len(wrapped) < lines - 1:
-        line = waiting.pop()
-        fits = max(1, _letters_that_fit(line, width, face))
+    remaining = words[::-1]
+    while remaining and len(wrapped) < lines - 1:
+        line = remaining.pop()
+        fits = max(1, _fitting_length(line, width, face))
         if fits < len(line):
-            waiting.append(line[fits:])
+            remaining.append(line[fits:])
             line = line[:fits]
-        while waiting and face.getlength(f"{line} {waiting[-1]}") <= width:
-            line += f" {waiting.pop()}"
+        while remaining and face.getlength(f"{line} {remaining[-1]}") <= width:
+            line += f" {remaining.pop()}"
         wrapped.append(line)
-    return [*wrapped, " ".join(waiting[::-1])] if waiting else wrapped
+    return [*wrapped, " ".join(remaining[::-1])] if remaining else wrapped
 
 
 def _cut(line: str, width: int, face: ImageFont.FreeTypeFont) -> str:
-    """Leave out the middle of a line: captions end with numbers that must stay."""
+    """Replaces the middle of a line by an ellipsis: captions end with numbers, which are kept."""
     if face.getlength(line) <= width:
         return line
     tail = "…" + line[-_KEPT_AT_END:].lstrip()
     if face.getlength(tail) > width / 2:
         tail = "…"
-    kept = _letters_that_fit(line[:-_KEPT_AT_END], width - round(face.getlength(tail) + 1), face)
+    kept = _fitting_length(line[:-_KEPT_AT_END], width - round(face.getlength(tail) + 1), face)
     return line[:kept].rstrip() + tail
 
 
-def _letters_that_fit(text: str, width: int, face: ImageFont.FreeTypeFont) -> int:
-    """Return how many leading letters fit, by bisection: a label may be thousands of letters long."""
+def _fitting_length(text: str, width: int, face: ImageFont.FreeTypeFont) -> int:
+    """The number of leading characters that fit, by bisection: labels can be thousands of characters long."""
     fits, too_many = 0, len(text) + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2

@@ -1,4 +1,4 @@
-"""vitrail as a program."""
+"""The program: start, exit codes, signals, encodings, errors."""
 
 from __future__ import annotations
 
@@ -14,28 +14,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.command_line.given import OVERVIEW, Run, left, noise, written
+from tests.cli.common import OVERVIEW, Run, error_line, files_in, noise, results_in
 
 import vitrail
-from vitrail.cli import explain as explaining
-from vitrail.cli.program import main
-
-# As a program
+from vitrail.cli import explain
+from vitrail.cli.program import app, main
 
 
 def program(*arguments: Any) -> list[str]:
-    return [sys.executable, "-c", "from vitrail.cli.program import main; main()", *map(str, arguments)]
+    return [sys.executable, "-m", "vitrail", *map(str, arguments)]
 
 
+COMMANDS = ["explain", "compare", "models", "methods", "metrics", "bench", "report", "reproduce", "serve"]
 HEAVY = "{'torch', 'timm', 'numpy', 'PIL', 'matplotlib', 'pandas', 'transformers', 'scipy'}"
 
 
-@pytest.mark.parametrize("start", ["import vitrail", "vitrail.cli.program.main()"])
-def test_starting_is_quick(start: str) -> None:
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     code = f"import sys, atexit\natexit.register(lambda: print('heavy:', sorted({HEAVY} & set(sys.modules))))\n"
-    code += "sys.argv = ['vitrail', '--help']\nimport vitrail.cli.program\n" if "cli" in start else ""
-    done = subprocess.run([sys.executable, "-c", code + start], capture_output=True, text=True, check=True)
+    code += f"sys.argv = ['vitrail', *{arguments}]\nimport vitrail.cli\nvitrail.cli.main()" if arguments else ""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_in_the_file_of_its_name(name: str) -> None:
+    module = "listing" if name in ("models", "methods", "metrics") else name
+    (command,) = (info.callback for info in app.registered_commands if info.callback and info.callback.__name__ == name)
+    assert command.__module__ == f"vitrail.cli.{module}"
 
 
 def test_the_console_script_ends_with_one_line_and_code_one(place: Path) -> None:
@@ -43,7 +49,7 @@ def test_the_console_script_ends_with_one_line_and_code_one(place: Path) -> None
     done = subprocess.run([script, "explain", "nowhere.png"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "Error: image 'nowhere.png' was not found: check the path.\n"
-    assert left(place) == set()
+    assert files_in(place) == set()
 
 
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -62,7 +68,7 @@ def test_ctrl_c_and_sigterm_keep_what_is_done(sign: signal.Signals, code: int, t
     assert run.returncode == code
     assert "everything written so far is complete" in err
     assert "Traceback" not in err
-    names = written(place)
+    names = results_in(place)
     pictures = {name for name in names if name.endswith("skipplus.png")}
     assert 0 < len(pictures) < 80
     assert names == pictures | {name.replace(".png", ".json") for name in pictures} | OVERVIEW
@@ -88,23 +94,23 @@ def test_output_in_an_old_encoding(tiny: list[str], photo: Path, place: Path, mo
 def test_a_second_sigterm_does_not_interrupt_the_saving(
     vit: Run, tiny: list[str], album: Path, place: Path, monkeypatch: pytest.MonkeyPatch, sigterm_for_nobody: object
 ) -> None:
-    def saving(*given: Any) -> None:
+    def terminate_then_write(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
-        finish(*given)
+        write(*arguments)
 
-    finish = explaining._finish_folder
-    monkeypatch.setattr(explaining, "_finish_folder", saving)
-    explain_one = explaining._explain_one
+    write = explain._write_overview
+    monkeypatch.setattr(explain, "_write_overview", terminate_then_write)
+    explain_image = explain._explain_image
 
-    def explain_then_stop(*given: Any, **more: Any) -> None:
-        explain_one(*given, **more)
+    def explain_then_terminate(*arguments: Any, **options: Any) -> None:
+        explain_image(*arguments, **options)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(explaining, "_explain_one", explain_then_stop)
-    said = vit("explain", album, *tiny)
-    assert said.code == 143
-    assert "everything written so far is complete" in said.err
-    assert written(place) == {"a.decompx.skipplus.png", "a.decompx.skipplus.json"} | OVERVIEW
+    monkeypatch.setattr(explain, "_explain_image", explain_then_terminate)
+    result = vit("explain", album, *tiny)
+    assert result.code == 143
+    assert "everything written so far is complete" in result.err
+    assert results_in(place) == {"a.decompx.skipplus.png", "a.decompx.skipplus.json"} | OVERVIEW
     assert signal.getsignal(signal.SIGTERM) is sigterm_for_nobody, "the caller's handler is back"
 
 
@@ -136,8 +142,8 @@ def test_a_program_whose_output_is_a_full_device(unbuffered: str) -> None:
 def test_output_on_a_full_device(command: list[str], vit: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        said = vit(*command)
-    assert (said.code, said.err) == (1, FULL)
+        result = vit(*command)
+    assert (result.code, result.err) == (1, FULL)
 
 
 STRANGE = b"caf\xe9"  # in Latin-1
@@ -158,12 +164,12 @@ def strange_names(place: Path) -> Path:
 def test_a_name_that_is_not_utf_8_does_not_end_a_folder(
     vit: Run, tiny: list[str], strange_names: Path, place: Path
 ) -> None:
-    said = vit("explain", strange_names, *tiny)
-    assert said.code == 1
-    assert "1 picture could not be explained" in said.out
+    result = vit("explain", strange_names, *tiny)
+    assert result.code == 1
+    assert "1 image could not be explained" in result.out
     stem = os.fsdecode(STRANGE)
     pictures = {f"{name}.decompx.skipplus.png" for name in ("a", "zü", stem)}
-    assert written(place) == pictures | {name.replace(".png", ".json") for name in pictures} | OVERVIEW
+    assert results_in(place) == pictures | {name.replace(".png", ".json") for name in pictures} | OVERVIEW
     with open(place / "vitrail-out" / "explanations.csv", newline="", encoding="utf-8") as file:
         rows = [Path(row["image"]).name for row in csv.DictReader(file)]
     assert rows == ["a.png", r"caf\xe9-2.png", r"caf\xe9.png", "zü.png"]
@@ -182,15 +188,15 @@ def test_names_in_a_locale_that_knows_only_ascii(tiny: list[str], strange_names:
     assert (done.returncode, done.stderr) == (1, b"")
     assert rb"-> vitrail-out/z\xc3\xbc.decompx.skipplus.png" in done.stdout
     assert rb"caf\xe9-2.png" in done.stdout
-    assert len(written(place)) == 2 * 3 + len(OVERVIEW)
+    assert len(results_in(place)) == 2 * 3 + len(OVERVIEW)
     assert "zü.png" in (place / "vitrail-out" / "explanations.csv").read_text(encoding="utf-8")
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    there, here = os.pipe()
-    os.close(there)
-    run = subprocess.run(program("methods"), stdout=here, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(here)
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(program("methods"), stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
     assert run.stderr == ""
 
 
@@ -201,3 +207,25 @@ def test_a_home_that_cannot_be_written_is_no_matter(tiny: list[str], photo: Path
         check=False,
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["--top", "0"], ["--top", "x"], ["--nonsense"], []])
+def test_wrong_usage(arguments: list[str], vit: Run) -> None:
+    result = vit("explain", *arguments)
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+def test_a_bug_is_told_without_a_traceback(
+    vit: Run, tiny: list[str], photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("oh no")
+
+    monkeypatch.setattr("vitrail.cli.explain.print_model", broken)
+    assert "ZeroDivisionError: oh no" in error_line(vit("explain", photo, *tiny))
+    monkeypatch.setenv("VITRAIL_TRACEBACK", "1")
+    monkeypatch.setattr(sys, "argv", ["vitrail", "explain", str(photo), *tiny])
+    with pytest.raises(ZeroDivisionError):
+        main()

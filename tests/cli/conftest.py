@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests import families
-from tests.command_line.given import LABELS, Run, Said, noise
+from tests.cli.common import LABELS, Result, Run, noise
 
 from vitrail.cli.program import main
 
@@ -17,14 +17,14 @@ from vitrail.cli.program import main
 def vit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """``vitrail …`` in this process: exit code, standard output and standard error."""
 
-    def run(*arguments: Any) -> Said:
+    def run(*arguments: Any) -> Result:
         monkeypatch.setattr(sys, "argv", ["vitrail", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             main()
         code = stop.value.code
         assert code is None or isinstance(code, int)
-        return Said(code or 0, *capsys.readouterr())
+        return Result(code or 0, *capsys.readouterr())
 
     return run
 

@@ -1,4 +1,4 @@
-"""What ``explain`` gives: shown, saved, opened again; nothing lost."""
+"""Explanations are shown, scored, saved and opened again; nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from tests import families
-from tests.explaining.given import LABELS, files, noise
+from tests.common import LABELS, files, noise
 
 import vitrail
 from vitrail import VitrailError, explanation
@@ -23,67 +23,65 @@ from vitrail.models.view import View
 from vitrail.show.figure import LONG_SIDE, overlay
 from vitrail.show.heatmap import fit_to_image
 
-# What comes back
-
 
 def test_the_heatmap_lies_on_the_original_image(model: View, photo: Image.Image) -> None:
-    found = vitrail.explain(model, photo)
-    heat = found.heatmap()
-    left, top, right, bottom = found.box
+    ex = vitrail.explain(model, photo)
+    heat = ex.heatmap()
+    left, top, right, bottom = ex.box
     assert heat.shape == (40, 64)
     assert heat[20, [0, 63]].isnan().all()  # the sides were cut off
     inside = heat[math.ceil(top) : math.floor(bottom), math.ceil(left) : math.floor(right)]
     assert not inside.isnan().any()
     assert float(inside.min()) >= 0
     assert float(inside.max()) <= 1
-    blocks = found.heatmap(mode="nearest")
-    assert blocks[~blocks.isnan()].unique().numel() == found.map.unique().numel()
+    blocks = ex.heatmap(mode="nearest")
+    assert blocks[~blocks.isnan()].unique().numel() == ex.map.unique().numel()
     assert float(blocks[~blocks.isnan()].min()) == 0
     assert float(blocks[~blocks.isnan()].max()) == 1
-    row, column = divmod(int(found.map.argmax()), 4)
+    row, column = divmod(int(ex.map.argmax()), 4)
     y = top + (row + 0.5) * (bottom - top) / 4
     x = left + (column + 0.5) * (right - left) / 4
     assert float(blocks[int(y), int(x)]) == 1
-    assert torch.equal(found.heatmap(outside=-1).isnan(), torch.zeros(40, 64, dtype=torch.bool))
+    assert torch.equal(ex.heatmap(outside=-1).isnan(), torch.zeros(40, 64, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("value", [0.0, 3.5, -2.0])
 def test_a_constant_map_is_a_heatmap_of_zeros(value: float, model: View, photo: Image.Image) -> None:
-    found = vitrail.explain(model, photo)
-    found.map.fill_(value)
-    heat = found.heatmap(outside=0)
+    ex = vitrail.explain(model, photo)
+    ex.map.fill_(value)
+    heat = ex.heatmap(outside=0)
     assert torch.equal(heat, torch.zeros(40, 64))
-    assert found.picture().size[0] >= 384
+    assert ex.picture().size[0] >= 384
 
 
 def test_overlay_and_picture(model: View, photo: Image.Image) -> None:
-    found = vitrail.explain(model, photo)
-    shown = found.overlay()
+    ex = vitrail.explain(model, photo)
+    shown = ex.overlay()
     assert shown.width / shown.height == pytest.approx(64 / 40, rel=0.01)
     pixels = np.asarray(shown).astype(int)
     side = pixels[:, :20]
     assert np.ptp(side, axis=2).max() == 0  # what was not seen is grey
     assert np.ptp(pixels, axis=2).max() > 100
-    assert found.picture().height > shown.height
-    row, column = divmod(int(found.map.argmax()), 4)
-    found.map = torch.zeros(4, 4)
-    found.map[row, column] = 1e-3
-    found.map[(row + 2) % 4, (column + 2) % 4] = -1e-3
-    left, top, right, bottom = found.box
+    assert ex.picture().height > shown.height
+    row, column = divmod(int(ex.map.argmax()), 4)
+    ex.map = torch.zeros(4, 4)
+    ex.map[row, column] = 1e-3
+    ex.map[(row + 2) % 4, (column + 2) % 4] = -1e-3
+    left, top, right, bottom = ex.box
     scale = shown.width / 64
     for (r, c), warm in (((row, column), True), (((row + 2) % 4, (column + 2) % 4), False)):
         x = int((left + (c + 0.5) * (right - left) / 4) * scale)
         y = int((top + (r + 0.5) * (bottom - top) / 4) * scale)
-        red, _, blue = np.asarray(found.overlay(alpha=1))[y, x].astype(int)
+        red, _, blue = np.asarray(ex.overlay(alpha=1))[y, x].astype(int)
         assert (red > blue) == warm
 
 
 @pytest.mark.parametrize("signed", [True, False, None])
 def test_the_colours_of_a_method_do_not_depend_on_the_image(signed: bool | None, model: View) -> None:
-    found = vitrail.explain(model, np.full((32, 32, 3), 128, np.uint8))
-    found.signed, found.map = signed, torch.arange(16.0).view(4, 4)  # all for, none against
+    ex = vitrail.explain(model, np.full((32, 32, 3), 128, np.uint8))
+    ex.signed, ex.map = signed, torch.arange(16.0).view(4, 4)  # all for, none against
     last = int(0.85 * 384)  # in the last cell, within the crop
-    red, green, blue = np.asarray(found.overlay(alpha=1))[last, last].astype(int)
+    red, green, blue = np.asarray(ex.overlay(alpha=1))[last, last].astype(int)
     assert (red > 2 * green) == bool(signed)  # dark red, or the yellow end of the perceptual map
     assert red > blue
 
@@ -110,14 +108,14 @@ def test_a_large_photo_is_drawn_at_the_size_at_which_it_is_shown(
 
 
 def test_notebooks_and_repr(model: View, photo: Image.Image) -> None:
-    found = vitrail.explain(model, photo, target="dog")
-    shown = Image.open(io.BytesIO(found._repr_png_()))
-    assert (shown.format, shown.size) == ("PNG", found.picture().size)
-    assert repr(found).startswith("Explanation(dog (")
-    assert "decompx.skipplus, 4×4" in repr(found)
+    ex = vitrail.explain(model, photo, target="dog")
+    shown = Image.open(io.BytesIO(ex._repr_png_()))
+    assert (shown.format, shown.size) == ("PNG", ex.picture().size)
+    assert repr(ex).startswith("Explanation(dog (")
+    assert "decompx.skipplus, 4×4" in repr(ex)
 
 
-# Kept and found again
+# Kept and ex again
 
 
 @pytest.fixture(scope="module")
@@ -138,19 +136,19 @@ def saved(folder: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("suffix", [".png", ".json"])
 def test_a_saved_explanation_opens_as_it_was(suffix: str, saved: Path, folder: Path) -> None:
     assert files(saved.parent) == ["photo.png", "why.json", "why.png"]
-    found = vitrail.open(saved.with_suffix(suffix))
+    ex = vitrail.open(saved.with_suffix(suffix))
     again = vitrail.explain(vitrail.load(f"hf:{folder}"), saved.parent / "photo.png", target=4, against=0)
-    assert torch.equal(found.map, again.map)
-    assert found.map.dtype == torch.float32
-    assert (found.label, found.against_label, found.target, found.against) == ("elk", "ant", 4, 0)
-    assert found.model is not None
-    assert found.model.labels == tuple(LABELS)
-    assert (found.probability, found.method, found.box) == (again.probability, again.method, again.box)
-    assert found.extras.keys() == again.extras.keys() != set()
-    assert found.top[0][2] == again.top[0][2]
-    assert np.array_equal(np.asarray(found.overlay()), np.asarray(again.overlay()))
-    found.save(saved.with_name("again.png"))
-    assert vitrail.open(saved.with_name("again.png")).to_dict() == found.to_dict()
+    assert torch.equal(ex.map, again.map)
+    assert ex.map.dtype == torch.float32
+    assert (ex.label, ex.against_label, ex.target, ex.against) == ("elk", "ant", 4, 0)
+    assert ex.model is not None
+    assert ex.model.labels == tuple(LABELS)
+    assert (ex.probability, ex.method, ex.box) == (again.probability, again.method, again.box)
+    assert ex.extras.keys() == again.extras.keys() != set()
+    assert ex.top[0][2] == again.top[0][2]
+    assert np.array_equal(np.asarray(ex.overlay()), np.asarray(again.overlay()))
+    ex.save(saved.with_name("again.png"))
+    assert vitrail.open(saved.with_name("again.png")).to_dict() == ex.to_dict()
 
 
 def test_the_json_says_all_that_is_needed(saved: Path) -> None:
@@ -171,18 +169,18 @@ def test_a_model_of_another_precision_is_found_again(folder: Path, tmp_path: Pat
     noise(32, 32, 3).save(tmp_path / "photo.png")
     view = vitrail.load(f"hf:{folder}", dtype="bfloat16")
     path = vitrail.explain(view, tmp_path / "photo.png").save(tmp_path / "why.png")
-    found = vitrail.open(path)
-    assert found.model is not None
-    assert found.model.dtype == torch.bfloat16
+    ex = vitrail.open(path)
+    assert ex.model is not None
+    assert ex.model.dtype == torch.bfloat16
 
 
 def test_all_of_a_script_may_run_in_inference_mode(folder: Path) -> None:
     with torch.inference_mode():
         view = vitrail.load(f"hf:{folder}")
         image = torch.zeros(3, 32, 32)
-        found = vitrail.explain(view, image)
+        ex = vitrail.explain(view, image)
         assert torch.is_inference_mode_enabled()
-    torch.testing.assert_close(vitrail.explain(view, torch.zeros(3, 32, 32)).map, found.map)
+    torch.testing.assert_close(vitrail.explain(view, torch.zeros(3, 32, 32)).map, ex.map)
 
 
 def test_a_changed_image_is_noticed(saved: Path) -> None:
@@ -244,9 +242,9 @@ def test_a_folder_is_found_again_from_elsewhere(
     monkeypatch.chdir(folder.parent)
     path = vitrail.explain(vitrail.load("hf:./tiny"), photo).save(tmp_path / "why.png")
     monkeypatch.chdir(tmp_path)
-    found = vitrail.open(path, image=photo)
-    assert found.model is not None
-    assert found.model_name == "hf:./tiny"
+    ex = vitrail.open(path, image=photo)
+    assert ex.model is not None
+    assert ex.model_name == "hf:./tiny"
 
 
 # Scores
@@ -254,19 +252,19 @@ def test_a_folder_is_found_again_from_elsewhere(
 
 def test_the_tensor_that_was_explained_is_scored(model: View, tmp_path: Path) -> None:
     pixels = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0)) * 3  # more than a picture can show
-    given = pixels.clone()
-    found = vitrail.explain(model, given)
-    given.zero_()  # what the caller does to it later is no matter
-    (expected,) = vitrail.metrics.measure("insertion(steps=8)", model, pixels[None], found.map[None], found.target)
-    assert found.score("insertion(steps=8)") == {"insertion(steps=8)": pytest.approx(expected.value, rel=1e-5)}
-    assert "pixels" not in repr(found)
-    path = found.save(tmp_path / "why.png")
+    tensor = pixels.clone()
+    ex = vitrail.explain(model, tensor)
+    tensor.zero_()  # the explanation holds a copy
+    (expected,) = vitrail.metrics.measure("insertion(steps=8)", model, pixels[None], ex.map[None], ex.target)
+    assert ex.score("insertion(steps=8)") == {"insertion(steps=8)": pytest.approx(expected.value, rel=1e-5)}
+    assert "pixels" not in repr(ex)
+    path = ex.save(tmp_path / "why.png")
     again = vitrail.open(path, image=pixels, model=model)
-    assert again.score("insertion(steps=8)") == found.scores
-    assert again.to_dict() == found.to_dict()
-    by_picture = vitrail.open(path, image=found.image, model=model)
-    assert by_picture.to_dict() == found.to_dict()
-    with pytest.raises(VitrailError, match=r"a tensor was explained here.* give the tensor"):
+    assert again.score("insertion(steps=8)") == ex.scores
+    assert again.to_dict() == ex.to_dict()
+    by_picture = vitrail.open(path, image=ex.image, model=model)
+    assert by_picture.to_dict() == ex.to_dict()
+    with pytest.raises(VitrailError, match=r"a tensor was explained.* give the tensor"):
         by_picture.score("insertion(steps=8)")
     with pytest.raises(VitrailError, match="the given tensor is not the one explained"):
         vitrail.open(path, image=pixels * 1.5, model=model)
@@ -274,26 +272,26 @@ def test_the_tensor_that_was_explained_is_scored(model: View, tmp_path: Path) ->
 
 def test_a_tensor_is_not_the_picture_that_was_explained(model: View, photo: Image.Image, tmp_path: Path) -> None:
     path = vitrail.explain(model, photo).save(tmp_path / "why.png")
-    with pytest.raises(VitrailError, match="explains a picture, but image= is a tensor"):
+    with pytest.raises(VitrailError, match="but image= is a tensor"):
         vitrail.open(path, image=model.preprocess(photo), model=model)
 
 
 def test_metrics_as_one_text_or_a_list(model: View, photo: Image.Image) -> None:
-    found = vitrail.explain(model, photo, "gen_att")
-    one = found.score("deletion(steps=4), sparseness")
-    assert list(one) == ["deletion(steps=4)", "sparseness"]
-    assert vitrail.explain(model, photo, "gen_att").score(["deletion(steps=4)", "sparseness"]) == pytest.approx(one)
+    ex = vitrail.explain(model, photo, "gen_att")
+    scores = ex.score("deletion(steps=4), sparseness")
+    assert list(scores) == ["deletion(steps=4)", "sparseness"]
+    assert vitrail.explain(model, photo, "gen_att").score(["deletion(steps=4)", "sparseness"]) == pytest.approx(scores)
 
 
 def test_metrics_that_an_explanation_cannot_answer(model: View, photo: Image.Image) -> None:
-    found = vitrail.explain(model, photo, "gen_att")
+    ex = vitrail.explain(model, photo, "gen_att")
     for name, message in (
         ("max_sensitivity", r"explains again, which score\(\) does not: use vitrail\.metrics\.measure"),
         ("mean_iou", "needs masks, which this explanation does not have"),
         ("completeness", "needs a method that promises to be complete"),
     ):
         with pytest.raises(VitrailError, match=message):
-            found.score([name])
+            ex.score([name])
     complete = vitrail.explain(model, photo, "integrated_gradients")
     assert complete.score(["completeness"]) == {"completeness": complete.extras["completeness_gap"]}
 
@@ -342,9 +340,9 @@ def test_damaged_files_are_one_error(change: dict[str, Any], saved: Path) -> Non
 
 
 def test_saving_makes_folders_and_adds_the_suffix(model: View, photo: Image.Image, tmp_path: Path) -> None:
-    found = vitrail.explain(model, photo)
-    assert found.save(tmp_path / "a" / "b") == tmp_path / "a" / "b.png"
-    assert found.save(str(tmp_path / "c.JPG")) == tmp_path / "c.JPG"
+    ex = vitrail.explain(model, photo)
+    assert ex.save(tmp_path / "a" / "b") == tmp_path / "a" / "b.png"
+    assert ex.save(str(tmp_path / "c.JPG")) == tmp_path / "c.JPG"
     assert Image.open(tmp_path / "c.JPG").format == "JPEG"
     assert files(tmp_path) == ["a", "a/b.json", "a/b.png", "c.JPG", "c.json"]
 
@@ -354,10 +352,10 @@ def test_places_that_cannot_be_saved_to(name: str, model: View, tmp_path: Path) 
     (tmp_path / "file").write_text("mine")
     (tmp_path / "taken.png").mkdir()
     noise(32, 32, 0).save(tmp_path / "photo.png")
-    found = vitrail.explain(model, tmp_path / "photo.png")
+    ex = vitrail.explain(model, tmp_path / "photo.png")
     before, photo = files(tmp_path), (tmp_path / "photo.png").read_bytes()
     with pytest.raises(VitrailError):
-        found.save(tmp_path / name if name else "")
+        ex.save(tmp_path / name if name else "")
     assert files(tmp_path) == before
     assert (tmp_path / "photo.png").read_bytes() == photo
 
@@ -366,8 +364,8 @@ def test_places_that_cannot_be_saved_to(name: str, model: View, tmp_path: Path) 
 def test_a_full_disk_leaves_nothing_new_and_nothing_lost(
     written: int, model: View, photo: Image.Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = vitrail.explain(model, photo)
-    found.save(tmp_path / "old.png")
+    ex = vitrail.explain(model, photo)
+    ex.save(tmp_path / "old.png")
     old = {path: path.read_bytes() for path in tmp_path.iterdir()}
     done = []
 
@@ -380,5 +378,5 @@ def test_a_full_disk_leaves_nothing_new_and_nothing_lost(
     for name in ("old.png", "new/why.png"):
         done.clear()
         with pytest.raises(VitrailError, match="No space left on device"):
-            found.save(tmp_path / name)
+            ex.save(tmp_path / name)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == old

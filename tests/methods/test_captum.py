@@ -11,8 +11,6 @@ import vitrail
 from vitrail.methods import registry
 from vitrail.models.view import View
 
-# captum
-
 
 class Logits(nn.Module):
     def __init__(self, view: View):
@@ -73,6 +71,6 @@ def test_captum_measures_the_infidelity_of_a_method(tiny: tuple[View, Tensor, vi
         return torch.ones_like(inputs), torch.zeros_like(inputs)
 
     spread = method.attribute(images, target=1)
-    found = infidelity(Logits(view), remove_all, images, spread, target=1)
+    ex = infidelity(Logits(view), remove_all, images, spread, target=1)
     drop = view.logits(images)[:, 1] - view.logits(torch.zeros_like(images))[:, 1]
-    torch.testing.assert_close(found, (spread.sum((1, 2, 3)) - drop) ** 2, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(ex, (spread.sum((1, 2, 3)) - drop) ** 2, rtol=1e-3, atol=1e-5)

@@ -13,31 +13,31 @@ LABELS = ["ant", "bee", "cat [/]", "dog", "elk"]
 OVERVIEW = {"contact-sheet.png", "explanations.csv"}
 
 
-class Said(NamedTuple):
+class Result(NamedTuple):
     code: int
     out: str
     err: str
 
 
-Run = Callable[..., Said]
+Run = Callable[..., Result]
 
 
 def noise(seed: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (40, 60, 3), dtype=np.uint8))
 
 
-def left(place: Path) -> set[str]:
+def files_in(place: Path) -> set[str]:
     return {str(path.relative_to(place)) for path in place.rglob("*")}
 
 
-def written(place: Path) -> set[str]:
+def results_in(place: Path) -> set[str]:
     return {path.name for path in (place / "vitrail-out").rglob("*")}
 
 
-def one_line(said: Said) -> str:
-    """The error, if it is told as it should be."""
-    assert said.code == 1
-    assert said.err.startswith("Error: ")
-    assert "Traceback" not in said.err
-    assert said.err.count("\n") == 1
-    return said.err
+def error_line(result: Result) -> str:
+    """The error message, which must be a single line."""
+    assert result.code == 1
+    assert result.err.startswith("Error: ")
+    assert "Traceback" not in result.err
+    assert result.err.count("\n") == 1
+    return result.err

@@ -1,4 +1,4 @@
-"""Methods of one's own."""
+"""Custom methods."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.explaining.given import noise
+from tests.common import noise
 from torch import Tensor
 
 import vitrail
 from vitrail import VitrailError
 from vitrail.models.view import View
-
-# Methods of one's own
 
 
 def test_a_function_becomes_a_method(model: View, photo: Image.Image) -> None:
@@ -27,27 +25,27 @@ def test_a_function_becomes_a_method(model: View, photo: Image.Image) -> None:
 
     info = vitrail.list_methods("bright*")["brightness"]
     assert (info.family, info.params, info.summary) == ("custom", {"power": 1.0}, "How bright each patch is.")
-    found = vitrail.explain(model, [photo, noise(32, 32, 2)], "brightness", power=2)
+    explanations = vitrail.explain(model, [photo, noise(32, 32, 2)], "brightness", power=2)
     expected = brightness(model, model.preprocess(photo)[None], torch.tensor([0]), power=2)[0]
-    torch.testing.assert_close(found[0].map, expected)
-    assert found[0].params == {"power": 2}
+    torch.testing.assert_close(explanations[0].map, expected)
+    assert explanations[0].params == {"power": 2}
     with pytest.raises(VitrailError, match=r"no parameter strength; it has: power=1\.0"):
         vitrail.explain(model, photo, "brightness", strength=2)
     with pytest.raises(VitrailError, match="against"):
         vitrail.explain(model, photo, "brightness", target=0, against=1)
 
 
-def test_a_gradient_of_ones_own_works(model: View, photo: Image.Image) -> None:
+def test_a_custom_gradient(model: View, photo: Image.Image) -> None:
     @vitrail.method("saliency", level="pixel")
     def saliency(model: Any, images: Tensor, target: Tensor) -> Tensor:
         images = images.clone().requires_grad_()
         score = model.logits(images).gather(1, target[:, None]).sum()
         return torch.autograd.grad(score, images)[0].abs().sum(1)
 
-    found = vitrail.explain(model, photo, "saliency", target="dog")
-    assert found.map.shape == (32, 32)
-    assert float(found.map.max()) > 0
-    assert found.heatmap().shape == (40, 64)
+    ex = vitrail.explain(model, photo, "saliency", target="dog")
+    assert ex.map.shape == (32, 32)
+    assert float(ex.map.max()) > 0
+    assert ex.heatmap().shape == (40, 64)
 
 
 def test_a_class_becomes_a_method(model: View, photo: Image.Image) -> None:
@@ -63,15 +61,15 @@ def test_a_class_becomes_a_method(model: View, photo: Image.Image) -> None:
             maps[:, 0, 0] = self.value
             return Attribution(maps, {"sum": maps.sum((1, 2))})
 
-    found = vitrail.explain(model, photo, "corner", value=3)
-    assert found.map.tolist() == [[3, 0], [0, 0]]
-    assert found.extras == {"sum": 3}
+    ex = vitrail.explain(model, photo, "corner", value=3)
+    assert ex.map.tolist() == [[3, 0], [0, 0]]
+    assert ex.extras == {"sum": 3}
     assert "corner" in vitrail.list_methods()
     assert Corner(model).attribute(torch.zeros(2, 3, 32, 32)).shape == (2, 2, 2)
 
 
 @pytest.mark.parametrize("shape", [(16,), (2, 4, 4), (1, 4), (1, 1, 4, 4)])
-def test_maps_of_the_wrong_shape_are_told(shape: tuple[int, ...], model: View, photo: Image.Image) -> None:
+def test_maps_of_the_wrong_shape_are_refused(shape: tuple[int, ...], model: View, photo: Image.Image) -> None:
     vitrail.method("wrong_shape")(lambda model, images, target: torch.zeros(shape))
     with pytest.raises(VitrailError, match=r"wrong_shape gave maps of shape"):
         vitrail.explain(model, photo, "wrong_shape")
@@ -87,22 +85,24 @@ def test_token_maps_are_on_the_grid(model: View, photo: Image.Image) -> None:
         vitrail.evaluate(model, [photo], "off_grid", "sparseness")
 
 
-@pytest.mark.parametrize(("given", "kind"), [(None, "NoneType"), (np.zeros((1, 4, 4)), "ndarray"), ([[1.0]], "list")])
-def test_what_is_no_tensor_is_no_map(given: Any, kind: str, model: View, photo: Image.Image) -> None:
-    vitrail.method("no_tensor")(lambda model, images, target: given)
+@pytest.mark.parametrize(
+    ("returned", "kind"), [(None, "NoneType"), (np.zeros((1, 4, 4)), "ndarray"), ([[1.0]], "list")]
+)
+def test_what_is_no_tensor_is_no_map(returned: Any, kind: str, model: View, photo: Image.Image) -> None:
+    vitrail.method("no_tensor")(lambda model, images, target: returned)
     with pytest.raises(VitrailError, match=f"no_tensor returned {kind}: expected maps as a torch tensor"):
         vitrail.explain(model, photo, "no_tensor")
 
     @vitrail.method("bare")
     class Bare(vitrail.Method):
         def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Any:
-            return given
+            return returned
 
     with pytest.raises(VitrailError, match=f"bare returned {kind}.* in an Attribution"):
         vitrail.explain(model, photo, "bare")
 
 
-def test_a_method_without_a_name_is_told_at_once() -> None:
+def test_a_method_without_a_name_is_refused_at_once() -> None:
     with pytest.raises(VitrailError, match="with parentheses"):
 
         @vitrail.method  # type: ignore[arg-type]

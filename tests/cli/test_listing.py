@@ -7,27 +7,25 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.command_line.given import Run, left, one_line
+from tests.cli.common import Run, error_line, files_in
 
 import vitrail
-
-# Lists
 
 
 def test_models(vit: Run) -> None:
     listed = json.loads(vit("models", "deit*", "--json").out)
     assert {"name", "tag", "classes", "input", "view"} == listed[0].keys()
     assert {"deit_tiny_patch16_224", "deit_base_distilled_patch16_384"} <= {m["name"] for m in listed}
-    said = vit("models", "[dx]eit*")
-    assert all(m["name"] in said.out for m in listed if m["name"].startswith("deit_"))
-    assert "[dx]eit*" in said.out
+    result = vit("models", "[dx]eit*")
+    assert all(m["name"] in result.out for m in listed if m["name"].startswith("deit_"))
+    assert "[dx]eit*" in result.out
     names = {m["name"]: m for m in json.loads(vit("models", "--json").out)}
     assert names["swin_tiny_patch4_window7_224"]["view"] == "features only"
     assert names["vit_small_patch14_dinov2"]["classes"] == 0
     assert names["vit_small_patch16_36x1_224"]["tag"] is None
-    assert "0 classes: no head; tag –: no weights" in said.out
+    assert "0 classes: no head; tag –: no weights" in result.out
     assert not {"vit_base_patch16_xp_224", "vit_pwee_patch16_reg1_gap_256", "resnet50"} & names.keys()
-    assert "no model fits 'xyz'" in one_line(vit("models", "xyz"))
+    assert "no model matches 'xyz'" in error_line(vit("models", "xyz"))
 
 
 def test_methods(vit: Run) -> None:
@@ -35,10 +33,10 @@ def test_methods(vit: Run) -> None:
     assert listed.keys() == vitrail.list_methods().keys()
     assert listed["decompx.skipplus"]["parameters"] == {"start_layer": None}
     assert "supported" not in listed["decompx"]
-    said = vit("methods", "*.plus")
-    assert "decompx.plus" in said.out
-    assert "rollout" not in said.out
-    assert "no method fits 'x*z'" in one_line(vit("methods", "x*z"))
+    result = vit("methods", "*.plus")
+    assert "decompx.plus" in result.out
+    assert "rollout" not in result.out
+    assert "no method matches 'x*z'" in error_line(vit("methods", "x*z"))
 
 
 @pytest.mark.parametrize("named", ["swin_tiny_patch4_window7_224", "hf_swin", "torchvision:swin_t"])
@@ -55,30 +53,27 @@ def test_methods_of_a_model_and_why_not(named: str, vit: Run, models: Path) -> N
 def test_methods_of_a_model_need_no_weights(model: str, vit: Run) -> None:
     listed = json.loads(vit("methods", "--model", model, "--json").out)
     assert {m["supported"] for m in listed if m["family"] == "decomposition"} == {"yes"}
-    assert "Did you mean" in one_line(vit("methods", "--model", model + "0"))
+    assert "Did you mean" in error_line(vit("methods", "--model", model + "0"))
 
 
 def test_a_method_that_swin_does_not_support(vit: Run, models: Path, photo: Path, place: Path) -> None:
-    said = vit("explain", photo, "--model", f"hf:{models / 'hf_swin'}", "--method", "decompx")
-    assert re.search("decompx cannot explain .*Methods that can: .*random", one_line(said))
-    assert left(place) == {"photo.png"}
+    result = vit("explain", photo, "--model", f"hf:{models / 'hf_swin'}", "--method", "decompx")
+    assert re.search("decompx cannot explain .*Methods that can: .*random", error_line(result))
+    assert files_in(place) == {"photo.png"}
     assert vit("explain", photo, "--model", f"hf:{models / 'hf_swin'}", "--method", "random").code == 0
-
-
-# Help
 
 
 def test_help_is_true(vit: Run) -> None:
     from vitrail.api import default_method
 
-    said = vit("explain", "--help")
-    assert said.code == 0
-    told = " ".join(said.out.replace("│", " ").split())
+    result = vit("explain", "--help")
+    assert result.code == 0
+    text = " ".join(result.out.replace("│", " ").split())
     for option in ("--model", "--method", "--target", "--against", "--top", "--out", "--json", "--device", "--dtype"):
-        assert option in told
-    assert f"default: {default_method(vitrail.load('scenes'))}" in told
-    assert "[default: vitrail-out]" in told
-    assert "[default: auto]" in told
+        assert option in text
+    assert f"default: {default_method(vitrail.load('scenes'))}" in text
+    assert "[default: vitrail-out]" in text
+    assert "[default: auto]" in text
     commands = vit("--help").out
     assert all(f"{name} " in commands for name in ("explain", "models", "methods"))
     assert "default: no model" in " ".join(vit("methods", "--help").out.replace("│", " ").split())

@@ -1,0 +1,315 @@
+"""``vitrail explain``: pictures, tables, JSON."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tests import families
+from tests.app.hostile import png, zeros
+from tests.cli.common import OVERVIEW, Run, error_line, files_in, noise, results_in
+
+import vitrail
+from vitrail.cli.outputs import MAX_LENGTH, join_parts, params_part
+
+
+def test_one_picture(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    result = vit("explain", photo, *tiny)
+    assert (result.code, result.err) == (0, "")
+    explanations = vitrail.open(place / "vitrail-out" / "photo.decompx.skipplus.png")
+    assert results_in(place) == {"photo.decompx.skipplus.png", "photo.decompx.skipplus.json"}
+    assert "5 classes, 32×32 pixels" in result.out
+    for _, label, probability in explanations.top:  # the five likeliest classes
+        assert f"{label}" in result.out
+        assert f"{probability:.1%}" in result.out
+    assert f"{explanations.title} → vitrail-out/photo.decompx.skipplus.png" in result.out
+    assert "completeness gap" in result.out
+
+
+def test_target_against_method_and_parameters(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    options = ["--target", "dog", "--against", "0", "--method", "input_x_gradient", "-p", "start_layer=1"]
+    result = vit("explain", photo, *tiny, *options, "--param", "rule=frozen", "--out", place / "deep" / "out")
+    assert result.code == 0
+    ex = vitrail.open(place / "deep" / "out" / "photo.input_x_gradient.rule-frozen.start_layer-1.3-dog.not-0-ant.json")
+    assert (ex.label, ex.against_label, ex.method) == ("dog", "ant", "input_x_gradient")
+    assert (ex.params["start_layer"], ex.params["rule"]) == (1, "frozen")
+    assert "dog, not ant (" in result.out
+
+
+def test_every_question_has_its_own_files_and_caption(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    asked: dict[str, list[str]] = {
+        "photo.att_ixg.plus": [],
+        "photo.att_ixg.plus.rule-frozen": ["-p", "rule=frozen"],
+        "photo.att_ixg.plus.2-cat": ["--target", "2"],
+        "photo.att_ixg.plus.3-dog.not-2-cat": ["--target", "dog", "--against", "2"],
+    }
+    for options in asked.values():
+        assert vit("explain", photo, *tiny, "--method", "att_cat", *options).code == 0
+    assert results_in(place) == {f"{stem}.{suffix}" for stem in asked for suffix in ("png", "json")}
+    model = vitrail.open(place / "vitrail-out" / "photo.att_ixg.plus.json").model_name
+    texts = [vitrail.open(place / "vitrail-out" / f"{stem}.json", check=False).detail for stem in asked]
+    assert texts[:2] == [f"att_ixg.plus on {model}", f"att_ixg.plus(rule=frozen) on {model}"]
+
+
+def test_a_picture_of_the_same_name_from_another_folder_keeps_the_earlier_results(
+    vit: Run, tiny: list[str], place: Path
+) -> None:
+    for name in ("x/cat.png", "y/cat.png"):
+        (place / name).parent.mkdir()
+        noise(len(name)).save(place / name)
+    pictures = [
+        json.loads(vit("explain", name, *tiny, *top, "--json").out)[0]["picture"]
+        for top in ([], ["--top", "2"])
+        for name in ("x/cat.png", "y/cat.png", "x/cat.png")
+    ]
+    stems = ["cat", "cat-2", "cat"]
+    assert pictures[:3] == [f"vitrail-out/{stem}.decompx.skipplus.png" for stem in stems]
+    assert pictures[3:] == [f"vitrail-out/{stem}.decompx.skipplus.top2.png" for stem in stems]
+
+
+def test_long_parameters_make_no_long_names() -> None:
+    first, second = (join_parts([params_part({"layers": [*range(number)]})]) for number in (90, 91))
+    assert first != second
+    assert len(first) == len(second) == MAX_LENGTH + 1
+    assert join_parts(["", ""]) == ""
+
+
+def test_a_call_as_tables_print_it(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    assert vit("explain", photo, *tiny, "--method", "rise(masks=8)", "-p", "seed=3").code == 0
+    ex = vitrail.open(place / "vitrail-out" / "photo.rise.masks-8.seed-3.json")
+    assert (ex.params["masks"], ex.params["seed"], ex.call) == (8, 3, "rise(masks=8, seed=3)")
+    assert "set it once" in error_line(vit("explain", photo, *tiny, "--method", "rise(masks=8)", "-p", "masks=9"))
+
+
+def test_what_is_the_same_for_every_class_says_so(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    result = vit("explain", photo, *tiny, "--method", "rollout", "--target", "dog")
+    assert "rollout is the same for every class" in result.out
+    ex = vitrail.open(place / "vitrail-out" / "photo.rollout.3-dog.json")
+    assert ex.detail.endswith(" · the same for every class")
+    result = vit("explain", photo, *tiny)
+    assert "same for every class" not in result.out
+    assert "same for every class" not in vitrail.open(place / "vitrail-out" / "photo.decompx.skipplus.json").detail
+
+
+def test_the_likeliest_classes_side_by_side(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    assert vit("explain", photo, *tiny, "--top", 3).code == 0
+    stem = "photo.decompx.skipplus"
+    assert results_in(place) == {f"{stem}.top3.png"} | {f"{stem}.{k}.{s}" for k in (1, 2, 3) for s in ("png", "json")}
+    explanations = [vitrail.open(place / "vitrail-out" / f"{stem}.{k}.json") for k in (1, 2, 3)]
+    assert [e.target for e in explanations] == [index for index, _, _ in explanations[0].top[:3]]
+    sheet, single = (Image.open(place / "vitrail-out" / f"{stem}.{name}.png") for name in ("top3", "1"))
+    assert sheet.width > 3 * single.width
+
+
+def test_top_leaves_out_the_class_that_it_is_against(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    first = json.loads(vit("explain", photo, *tiny, "--json").out)[0]["top"][0]
+    result = vit("explain", photo, *tiny, "--top", 9, "--against", first["class"], "--json")
+    explanations = json.loads(result.out)
+    assert len(explanations) == 4
+    assert first["class"] not in [e["target"] for e in explanations]
+    assert {e["against"] for e in explanations} == {first["class"]}
+
+
+def test_a_folder_gives_an_overview_and_goes_on_after_a_bad_picture(
+    vit: Run, tiny: list[str], album: Path, place: Path
+) -> None:
+    result = vit("explain", album, *tiny)
+    assert result.code == 1
+    assert "broken.png: " in result.out
+    assert "1 image could not be explained" in result.out
+    assert "Traceback" not in result.err
+    stems = ("a", "a-2", "b [red] [b]")
+    pictures = {f"{stem}.decompx.skipplus.{suffix}" for stem in stems for suffix in ("png", "json")}
+    assert results_in(place) == pictures | OVERVIEW
+    assert all(str(place / "vitrail-out" / f"{stem}.decompx").removeprefix(f"{place}/") in result.out for stem in stems)
+    with open(place / "vitrail-out" / "explanations.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [Path(row["image"]).name for row in rows] == ["a.png", "b [red] [b].png", "broken.png", "a.png"]
+    assert [bool(row["error"]) for row in rows] == [False, False, True, False]
+    for row in rows:
+        if not row["error"]:
+            ex = vitrail.open(row["picture"])
+            assert ex.image_path == row["image"] or Path(ex.image_path or "") == Path(row["image"]).resolve()
+            assert (str(ex.target), ex.label) == (row["class"], row["label"])
+            assert (json.loads(row["params"]), row["against"]) == (ex.params, "")
+            assert float(row["probability"]) == pytest.approx(ex.probability, abs=1e-6)
+    assert Image.open(place / "vitrail-out" / "contact-sheet.png").width > 600
+
+
+def test_a_second_run_does_not_explain_its_own_results(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    for _ in range(2):
+        result = vit("explain", ".", *tiny, "--json")
+        assert result.code == 0
+        assert [Path(e["image"]["path"]) for e in json.loads(result.out)] == [photo]
+    photo.unlink()
+    assert "besides earlier results" in error_line(vit("explain", ".", *tiny))
+
+
+def test_results_of_another_folder_are_not_explained(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    noise(1).save(place / "second.png")
+    (place / "second.json").write_text('{"label": "of somebody else"}')
+    first = vit("explain", ".", *tiny, "--top", 2, "--curves", "--out", "one")
+    assert first.code == 0, first.err
+    assert vit("compare", photo, *tiny, "--methods", "rollout", "--out", "beside").code == 0
+    result = vit("explain", ".", *tiny, "--json", "--out", "two")
+    assert [Path(e["image"]["path"]).name for e in json.loads(result.out)] == ["photo.png", "second.png"]
+    assert "besides earlier results" in error_line(vit("explain", "one", *tiny, "--out", "three"))
+    assert vit("explain", "beside/photo.compare.png", *tiny).code == 0  # asked for by its name
+
+
+def test_names_never_collide(vit: Run, tiny: list[str], place: Path) -> None:
+    for name in ("x/cat.png", "y/cat.png", "z/cat-2.png"):
+        (place / "in" / name).parent.mkdir(parents=True)
+        noise(len(name)).save(place / "in" / name)
+    explanations = json.loads(vit("explain", "in", *tiny, "--json").out)
+    assert len({e["picture"] for e in explanations}) == 3
+    for e in explanations:
+        assert vitrail.open(e["picture"]).image_path == e["image"]["path"]
+
+
+def test_json_is_all_that_is_printed(vit: Run, tiny: list[str], album: Path) -> None:
+    result = vit("explain", album, *tiny, "--json")
+    explanations = json.loads(result.out)
+    assert result.code == 1
+    assert [("error" in e) for e in explanations] == [False, False, True, False]
+    assert {"picture", "label", "probability", "map", "seconds"} <= explanations[0].keys()
+    assert "Overview" in result.err
+
+
+def test_a_checkpoint_with_labels(vit: Run, photo: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    module = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3)
+    families.randomize(module, 0)
+    save_file(module.state_dict(), place / "w.safetensors")
+    (place / "l.txt").write_text("yes\nno\nperhaps\n")
+    options = ["--model", "vit_tiny_patch16_224", "--checkpoint", "w.safetensors", "--labels", "l.txt"]
+    result = vit("explain", photo, *options, "--img-size", 32, "--target", "perh", "--dtype", "bfloat16", "--json")
+    assert result.code == 0
+    (ex,) = json.loads(result.out)
+    assert ex["label"] == "perhaps"
+    monkeypatch.chdir("/")  # what was relative is found again from anywhere
+    again = vitrail.open(place / ex["picture"])
+    assert again.model is not None
+    assert (again.model.dtype, again.model.size) == (torch.bfloat16, (32, 32))
+
+
+def test_a_long_run_says_how_long(vit: Run, tiny: list[str], photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "about" not in vit("explain", photo, *tiny).out
+    monkeypatch.setattr("vitrail.cli.explain.LONG", 0.0)
+    assert "1 × decompx.skipplus: about 0 s" in vit("explain", photo, *tiny).out
+
+
+@pytest.mark.parametrize("value", ["False", "false", "0 == 1"])
+def test_parameters_are_parsed_like_those_of_calls(
+    value: str, vit: Run, tiny: list[str], photo: Path, place: Path
+) -> None:
+    result = vit("explain", photo, *tiny, "--method", "vit_cx", "-p", f"cluster={value}", "-p", "delta=None")
+    if value == "0 == 1":
+        assert "cluster must be true or false, but got '0 == 1'" in error_line(result)
+        return
+    assert (result.code, result.err) == (0, "")
+    ex = vitrail.open(place / "vitrail-out" / "photo.vit_cx.cluster-False.json")
+    assert (ex.params["cluster"], ex.params["delta"]) == (False, None)
+
+
+def test_parameters_in_json_are_read_too(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    assert vit("explain", photo, *tiny, "-p", "start_layer=null").code == 0
+    assert vitrail.open(place / "vitrail-out" / "photo.decompx.skipplus.json").params == {"start_layer": None}
+
+
+# Errors are one line and leave no files behind
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no image": (["nowhere.png"], "nowhere.png' was not found"),
+    "empty folder": (["empty"], "o image found"),
+    "not an image": (["notes.txt"], "is not an image"),
+    "corrupt": (["corrupt.png"], "truncated or corrupt"),
+    "too large": (["large.png"], "12,000 × 12,000 pixels, expected at most 64,000,000: shrink it first"),
+    "name too long": (["a" * 5000], "File name too long"),
+    "class": (["photo.png", "--target", "dgo"], "Did you mean 'dog'"),
+    "class number": (["photo.png", "--target", "5"], "0…4"),
+    "negative class": (["photo.png", "--target=-1"], "0…4"),
+    "against": (["photo.png", "--against", "nobody"], "has no class 'nobody'"),
+    "same classes": (["photo.png", "--target", "3", "--against", "dog"], "two different classes"),
+    "against agnostic": (["photo.png", "--against", "1", "--method", "rollout"], "--against has no effect"),
+    "top agnostic": (["photo.png", "--top", "2", "--method", "rollout"], "--top has no effect"),
+    "top and target": (["photo.png", "--top", "2", "--target", "1"], "use only one of them"),
+    "method": (["photo.png", "--method", "decompxx"], "Did you mean decompx"),
+    "parameter": (["photo.png", "-p", "speed=3"], "no parameter speed"),
+    "parameter form": (["photo.png", "-p", "speed"], "parameter=value"),
+    "layer": (["photo.png", "-p", "start_layer=77"], "layer 77 "),
+    "device": (["photo.png", "--device", "quantum"], "device 'quantum'"),
+    "dtype": (["photo.png", "--dtype", "int4"], "unknown dtype"),
+    "out is a file": (["photo.png", "--out", "notes.txt"], "not a writable folder"),
+    "out below a file": (["photo.png", "--out", "notes.txt/out"], "not a writable folder"),
+    "out is the folder": ([".", "--out", "."], "choose another"),
+    "labels": (["photo.png", "--labels", "notes.txt"], "1 names, but the model has 5"),
+    "hf checkpoint": (["photo.png", "--checkpoint", "notes.txt"], "own weights"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_request(case: str, vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    arguments, message = WRONG[case]
+    (place / "empty").mkdir()
+    (place / "notes.txt").write_text("not a picture")
+    (place / "corrupt.png").write_bytes(photo.read_bytes()[:1000])
+    (place / "large.png").write_bytes(png(12_000, 12_000, rows=zeros(12_000, 12_000)))
+    before = files_in(place)
+    result = vit("explain", *arguments, *tiny)
+    assert message in error_line(result)
+    assert files_in(place) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "vit_base_patch16_244"], "Did you mean vit_base_patch16_224"),
+        (["--model", "vit_small_patch14_dinov2"], "have no classes"),
+        (["--model", "hf:./nothing"], "no config.json"),
+        (["--model", "vit_tiny_patch16_224", "--checkpoint", "w.pth"], "no checkpoint file"),
+        (["--model", "vit_tiny_patch16_224", "--num-classes", "0"], "at least 1"),
+    ],
+)
+def test_a_wrong_model(arguments: list[str], message: str, vit: Run, photo: Path, place: Path) -> None:
+    assert message in error_line(vit("explain", photo, *arguments))
+    assert files_in(place) == {"photo.png"}
+
+
+def test_broken_weights(vit: Run, photo: Path, place: Path) -> None:
+    module = families.build("hf_vit")
+    with torch.no_grad():
+        module.classifier.bias[0] = torch.nan
+    module.save_pretrained(place / "broken")
+    before = files_in(place)
+    for options in ([], ["--top", "2"]):
+        assert "weights are broken (classifier.bias)" in error_line(
+            vit("explain", photo, "--model", "hf:./broken", *options)
+        )
+    assert files_in(place) == before
+
+
+@pytest.mark.parametrize("top", [1, 3])
+@pytest.mark.parametrize("room", range(3))
+def test_a_full_disk(
+    room: int, top: int, vit: Run, tiny: list[str], photo: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+
+    def full(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) > min(room, 2 * top - 1):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left on device" in error_line(vit("explain", photo, *tiny, "--top", top))
+    assert files_in(place) == {"photo.png"}
