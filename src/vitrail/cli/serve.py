@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from vitrail.app.server.addresses import is_every_address, is_loopback, own_address
-from vitrail.app.server.settings import Settings
+from vitrail.app.server.settings import Settings, is_loopback, is_wildcard, network_address
 from vitrail.errors import VitrailError
 
 MODELS = ("photo", "scenes")
@@ -30,6 +29,7 @@ def run(settings: Settings, models: list[str]) -> None:
 
 def check_extra() -> None:
     try:
+        import cachetools  # noqa: F401
         import fastapi  # noqa: F401
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
@@ -74,14 +74,14 @@ def bind(settings: Settings) -> socket.socket:
 
 def address(settings: Settings, bound: socket.socket) -> str:
     """What to open in a browser; the token is in the fragment, which is never sent."""
-    host = own_address(bound.family) if is_every_address(bound.getsockname()[0]) else settings.host
+    host = network_address(bound.family) if is_wildcard(bound.getsockname()[0]) else settings.host
     host = f"[{host}]" if ":" in host else host
     fragment = "" if settings.token is None else f"#token={settings.token}"
     return f"http://{host}:{bound.getsockname()[1]}/{fragment}"
 
 
 async def serve(settings: Settings, models: list[str], bound: socket.socket) -> None:
-    from vitrail.app.server.uvicorn_server import Server
+    from vitrail.app.server.application import Server
 
     told = Console(highlight=False)
     told.print(f"Loading {', '.join(models)} …", markup=False)

@@ -1,0 +1,96 @@
+"""``vitrail serve`` starts and stops cleanly."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+from tests.app.serving import CAT, PATIENCE, events, form, subprocess_server, until, upload
+from typer.testing import CliRunner
+
+import vitrail
+from vitrail.cli.program import app as command
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_all_processes(tmp_path: Path, sign: signal.Signals) -> None:
+    """Also with a job that runs and somebody who follows it."""
+    with subprocess_server(tmp_path / "log", "--model", "scenes", "--token", "abc") as server:
+        assert server.process is not None
+        processes = server.processes()
+        assert len(processes) >= 3
+        with server.client(headers={"Authorization": "Bearer abc"}) as client:
+            fields = form(sample="cat", method="rise", params={"masks": 400_000}, wait=False)
+            job = client.post("/api/explain", files=fields).json()
+            with client.stream("GET", job["events"]) as stream:
+                heard = events(stream)
+                next(name for name, _ in heard if name == "progress")
+                server.process.send_signal(sign)
+                if sign is not signal.SIGKILL:
+                    assert list(heard)[-1][0] == "cancelled"
+        server.process.wait(PATIENCE)
+        until(lambda: not any(alive(pid) for pid in processes))
+        assert server.log is not None
+        assert server.log.read_text() == ""  # neither a traceback nor the token
+        if sign is not signal.SIGKILL:
+            assert server.process.returncode == 0
+
+
+def test_weights_from_a_file_can_be_served(tmp_path: Path) -> None:
+    """A fine-tune of timm's, with its own classes."""
+    module = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=64)
+    safetensors.torch.save_file(module.state_dict(), tmp_path / "mine.safetensors")
+    (tmp_path / "names.txt").write_text("ash\nbeech\noak\n")
+    options = ("--model", "vit_tiny_patch16_224", "--checkpoint", str(tmp_path / "mine.safetensors"),
+               "--labels", str(tmp_path / "names.txt"), "--num-classes", "3", "--img-size", "64")  # fmt: skip
+    with subprocess_server(tmp_path / "log", *options) as server, server.client() as client:
+        (row,) = client.get("/api/models").json()
+        assert row["labels"] == ["ash", "beech", "oak"]
+        assert row["input"] == [64, 64]
+        found = client.post("/api/predict", files=upload()).json()["classes"]
+    with torch.no_grad():
+        view = vitrail.wrap(module.eval(), labels=["ash", "beech", "oak"])
+        pixels = view.preprocess(Image.open(io.BytesIO(CAT)).convert("RGB"))[None]
+        wanted = view.probabilities(view.logits(pixels))[0]
+    assert {one["label"]: one["probability"] for one in found} == pytest.approx(
+        dict(zip(view.labels, wanted.tolist(), strict=True)), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--checkpoint", "a.pt"], "--checkpoint must go with exactly one --model, but got none."),
+        (["--model", "photo,scenes", "--labels", "names.txt", "--num-classes", "2"],
+         "--labels and --num-classes must go with exactly one --model, but got 2 models."),
+        (["--model", "scenes", "--checkpoint", "a.pt", "--port", "0"], "an embedded model takes no checkpoint"),
+        (["--model", "vit_tiny_patch16_224", "--checkpoint", "missing.pt", "--port", "0"], "missing.pt"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_weights_is_one_sentence(options: list[str], told: str) -> None:
+    found = CliRunner().invoke(command, ["serve", *options])
+    assert isinstance(found.exception, vitrail.VitrailError)
+    assert told in str(found.exception)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only 127.0.0.1 is there")
+def test_any_address_of_this_machine_can_be_opened(tmp_path: Path) -> None:
+    with subprocess_server(tmp_path / "log", "--model", "scenes", "--host", "127.0.0.2") as server:
+        assert "127.0.0.2" in server.url
+        with server.client() as client:
+            assert client.get("/api/health").status_code == 200
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
