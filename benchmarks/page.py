@@ -2,8 +2,8 @@
 
 Run: python benchmarks/page.py [--drops 10] [--threads 1]
 Starts ``vitrail serve`` with the embedded model ``photo`` on a free port and opens its page with Playwright in Chromium
-(the executable that CHROMIUM names, if set). Prints the size of the page, the time to the first paint, and the time from
-dropping a photograph to the painted heatmap; every drop is another picture, so that nothing is cached.
+(the executable that CHROMIUM names, if set). Prints the size of the page, the time to the first paint, and the time
+from dropping a photograph to the painted heatmap; every drop is another picture, so that nothing is cached.
 """
 
 from __future__ import annotations

@@ -50,9 +50,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--model", action="append", default=[])
-    parser.add_argument(
-        "--cache-mb", type=int, default=64, help="small, so that it is full before memory is first measured"
-    )
+    parser.add_argument("--cache-mb", type=int, default=64, help="small, so that it fills up early")
     options = parser.parse_args()
     pictures = list(photographs(PICTURES))
     with server(options.model, "--cache-mb", str(options.cache_mb)) as (url, process):

@@ -28,7 +28,7 @@ def client(served: Served) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="session")
 def small() -> Iterator[Served]:
     """A short queue and little memory."""
-    settings = Settings(port=0, queue=2, threads=1, cache_bytes=8 * 2**20)
+    settings = Settings(port=0, queue=2, threads=1, stop_seconds=1, cache_bytes=8 * 2**20)
     with inner_server(settings, "scenes") as server:
         yield server
 

@@ -63,7 +63,7 @@ def test_an_upload_is_predicted_and_explained(visit: Visit, photograph: Path) ->
 
 
 @pytest.mark.parametrize("way", ["drop", "paste", "camera"])
-def test_a_picture_comes_in_other_ways(visit: Visit, photograph: Path, way: str) -> None:
+def test_other_ways_to_open_a_picture(visit: Visit, photograph: Path, way: str) -> None:
     page = visit(has_touch=way == "camera", is_mobile=way == "camera")
     page.wait_for_selector("#samples img")
     if way == "camera":

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -27,6 +28,7 @@ class Hostile:
     kind: str = "application/octet-stream"
 
 
+@cache
 def all_uploads() -> list[Hostile]:
     makers = (nothing, other_formats, truncated, flipped, bombs, polyglots, oblong, odd_but_fine, names, liars, chunks)
     uploads = [upload for maker in makers for upload in maker()]
@@ -45,6 +47,7 @@ def saved(image: Image.Image, kind: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
+@cache
 def formats() -> dict[str, bytes]:
     return {kind: saved(photo(), kind) for kind in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "AVIF")}
 

@@ -18,11 +18,17 @@ from typer.testing import CliRunner
 import vitrail
 from vitrail.cli.program import app as command
 
+OTHER_LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_all_processes(tmp_path: Path, sign: signal.Signals) -> None:
-    """Also with a job that runs and somebody who follows it."""
-    with subprocess_server(tmp_path / "log", "--model", "scenes", "--token", "abc") as server:
+
+@pytest.mark.parametrize(
+    ("sign", "host"),
+    [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, OTHER_LOOPBACK), (signal.SIGKILL, "localhost")],
+)
+def test_a_signal_ends_all_processes(tmp_path: Path, sign: signal.Signals, host: str) -> None:
+    """Also during a job whose events a client follows, and on any loopback address."""
+    with subprocess_server(tmp_path / "log", "--model", "scenes", "--token", "abc", "--host", host) as server:
+        assert host in server.url
         assert server.process is not None
         processes = server.processes()
         assert len(processes) >= 3
@@ -70,7 +76,6 @@ def test_weights_from_a_file_can_be_served(tmp_path: Path) -> None:
         (["--checkpoint", "a.pt"], "--checkpoint must go with exactly one --model, but got none."),
         (["--model", "photo,scenes", "--labels", "names.txt", "--num-classes", "2"],
          "--labels and --num-classes must go with exactly one --model, but got 2 models."),
-        (["--model", "scenes", "--checkpoint", "a.pt", "--port", "0"], "an embedded model takes no checkpoint"),
         (["--model", "vit_tiny_patch16_224", "--checkpoint", "missing.pt", "--port", "0"], "missing.pt"),
     ],
 )  # fmt: skip
@@ -78,14 +83,6 @@ def test_what_is_wrong_with_weights_is_one_sentence(options: list[str], told: st
     found = CliRunner().invoke(command, ["serve", *options])
     assert isinstance(found.exception, vitrail.VitrailError)
     assert told in str(found.exception)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only 127.0.0.1 is there")
-def test_any_address_of_this_machine_can_be_opened(tmp_path: Path) -> None:
-    with subprocess_server(tmp_path / "log", "--model", "scenes", "--host", "127.0.0.2") as server:
-        assert "127.0.0.2" in server.url
-        with server.client() as client:
-            assert client.get("/api/health").status_code == 200
 
 
 def alive(pid: int) -> bool:

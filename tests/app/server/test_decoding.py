@@ -17,69 +17,60 @@ from vitrail.app.server.responses import RequestError
 from vitrail.app.server.settings import Settings
 from vitrail.data.images import read_image
 
-UPLOADS = all_uploads()
-CACHE = 256 * 2**20  # what the server may keep: three of them are large pictures, which stay for a while
+CACHE = 256 * 2**20  # what the server may keep, some large pictures among it
 FLAT = 16 * 2**20
 
 
-def send(client: httpx.Client, one: Hostile) -> httpx.Response:
-    return client.post("/api/predict", files=upload(one.data, one.filename, one.kind))
+def send(client: httpx.Client, hostile: Hostile) -> httpx.Response:
+    return client.post("/api/predict", files=upload(hostile.data, hostile.filename, hostile.kind))
 
 
-def test_there_are_enough() -> None:
-    assert len(UPLOADS) >= 200
-
-
-def test_every_hostile_upload_gets_a_sentence(served: Served, client: httpx.Client) -> None:
+def test_hostile_uploads_get_an_error_and_leave_nothing_behind(served: Served, client: httpx.Client) -> None:
+    uploads = all_uploads()
+    assert len(uploads) >= 200
     wrong, before = [], served.rss()
-    for one in UPLOADS:
-        answer = send(client, one)
-        if answer.status_code not in one.allowed:
-            wrong.append((one.name, answer.status_code, answer.text[:200]))
+    for hostile in uploads:
+        answer = send(client, hostile)
+        if answer.status_code not in hostile.allowed:
+            wrong.append((hostile.name, answer.status_code, answer.text[:200]))
         elif answer.status_code != 200:
-            sentence = answer.json()["error"]
-            assert sentence.endswith("."), (one.name, sentence)
+            message = answer.json()["error"]
+            assert message.endswith("."), (hostile.name, message)
     assert not wrong
     assert client.post("/api/predict", files=upload()).status_code == 200
     until(lambda: served.rss() - before < CACHE)
-
-
-def test_again_and_again_nothing_grows(served: Served, client: httpx.Client) -> None:
-    bad = [one for one in UPLOADS if 200 not in one.allowed]
-    for one in bad:
-        send(client, one)
     before = served.rss()
-    for _ in range(2):
-        for one in bad:
-            assert 400 <= send(client, one).status_code < 500
+    for hostile in uploads:  # again: memory does not grow
+        if 200 not in hostile.allowed:
+            assert 400 <= send(client, hostile).status_code < 500
     until(lambda: served.rss() - before < FLAT)
 
 
-def test_what_is_fine_is_read_as_the_library_reads_it() -> None:
-    for one in UPLOADS:
-        if one.allowed == {200}:
-            image, kind = decode(one.data, 40_000_000)
-            assert kind.startswith("image/")
+def test_valid_uploads_are_decoded_as_the_library_does() -> None:
+    for hostile in all_uploads():
+        if hostile.allowed == {200}:
+            image, media_type = decode(hostile.data, 40_000_000)
+            assert media_type.startswith("image/")
             if image.width < 1000:
-                ours, theirs = (np.asarray(i) for i in (image, read_image(Image.open(io.BytesIO(one.data)))))
-                np.testing.assert_array_equal(ours, theirs)
+                expected = read_image(Image.open(io.BytesIO(hostile.data)))
+                np.testing.assert_array_equal(np.asarray(image), np.asarray(expected))
 
 
 async def decoded(settings: Settings, *uploads: bytes) -> list[object]:
     """What a decoder says to one upload after another: a size, or a status."""
-    decoder, found = Decoder(settings), []
+    decoder, results = Decoder(settings), []
     decoder.start()
     try:
         for data in uploads:
             try:
-                found.append((await decoder.decode(data)).size)
+                results.append((await decoder.decode(data)).size)
             except RequestError as error:
-                found.append(error.status)
+                results.append(error.status)
     finally:
         child = decoder.stop()
         if child is not None:
             await asyncio.to_thread(child.join)
-    return found
+    return results
 
 
 SMALL = saved(photo(), "PNG")
@@ -109,11 +100,11 @@ def test_a_decoder_that_dies_is_started_again() -> None:
             status = error.status
         else:
             status = 200
-        found = await decoder.decode(SMALL)
+        decoded = await decoder.decode(SMALL)
         child = decoder.stop()
         assert child is not None
         await asyncio.to_thread(child.join)
-        return status, found.size
+        return status, decoded.size
 
     status, size = asyncio.run(killed())
     assert status in (200, 422)
@@ -125,16 +116,16 @@ def test_too_many_pictures_at_once_are_told_to_come_again() -> None:
         decoder = Decoder(Settings(queue=2))
         decoder.start()
         tasks = [asyncio.create_task(decoder.decode(SMALL)) for _ in range(6)]
-        found = await asyncio.gather(*tasks, return_exceptions=True)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         child = decoder.stop()
         assert child is not None
         await asyncio.to_thread(child.join)
-        return found
+        return results
 
-    found = asyncio.run(crowd())
-    refused = [one for one in found if isinstance(one, RequestError)]
+    results = asyncio.run(crowd())
+    refused = [result for result in results if isinstance(result, RequestError)]
     assert len(refused) == 4
-    assert all(one.status == 429 and one.retry_after for one in refused)
+    assert all(error.status == 429 and error.retry_after for error in refused)
 
 
 @pytest.mark.parametrize("sent", [b"", CAT])

@@ -63,10 +63,6 @@ class Decoder:
             child.kill()
         return child
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._child is None else self._child.process.pid
-
     async def decode(self, data: bytes) -> Decoded:
         if self._waiting >= self.settings.queue:
             raise RequestError(429, "too many uploads are being decoded: try again later.", retry_after=2)
