@@ -76,9 +76,9 @@ def test_other_ways_to_open_a_picture(visit: Visit, photograph: Path, way: str) 
               const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
               const data = new DataTransfer();
               data.items.add(new File([bytes], "cup.png", { type: "image/png" }));
-              const given = way === "drop" ? { dataTransfer: data } : { clipboardData: data };
+              const source = way === "drop" ? { dataTransfer: data } : { clipboardData: data };
               const Kind = way === "drop" ? DragEvent : ClipboardEvent;
-              document.body.dispatchEvent(new Kind(way, { ...given, bubbles: true, cancelable: true }));
+              document.body.dispatchEvent(new Kind(way, { ...source, bubbles: true, cancelable: true }));
             }""",
             [way, base64.b64encode(photograph.read_bytes()).decode()],
         )
@@ -152,12 +152,12 @@ def test_only_the_newest_answer_is_shown(visit: Visit) -> None:
     page.route("**/api/mask", lambda route: route.continue_() if held else held.append(route))
     with page.expect_request("**/api/mask"):
         page.click("#delete-top")
-    with page.expect_request_finished(lambda one: one.url.endswith("/api/mask")):
+    with page.expect_request_finished(lambda request: request.url.endswith("/api/mask")):
         page.click("#delete-all")
     assert shown_probability(page) < 0.2
     from playwright.sync_api import Error
 
-    with suppress(Error):  # the page may have given the first one up
+    with suppress(Error):  # the page may have aborted the first request
         held[0].fulfill(json={"probability": 0.99, "full": 0.99, "classes": [{"index": 0, "label": "late"}]})
     page.evaluate("() => new Promise((resolve) => setTimeout(resolve, 0))")
     assert shown_probability(page) < 0.2
@@ -190,7 +190,7 @@ def test_the_map_has_the_colours_of_vitrail_show(visit: Visit, method: str) -> N
     assert page.evaluate("getComputedStyle(document.querySelector('#map')).opacity") == "0.7"
     local = vitrail.explain("photo", str(COFFEE), method)
     scale = Scale.of(local.map, local.signed)
-    found = page.evaluate(
+    pixels = page.evaluate(
         """async () => {
           const { state } = await import("/static/state.js"), canvas = document.querySelector("#map");
           const context = canvas.getContext("2d"), [left, top, right, bottom] = state.prediction.box;
@@ -206,9 +206,9 @@ def test_the_map_has_the_colours_of_vitrail_show(visit: Visit, method: str) -> N
         }"""
     )
     places = scale.positions(local.map.numpy()).flatten()
-    np.testing.assert_allclose(np.array(found)[:, 3], 255 * scale.strengths(places) ** 0.8, atol=5)
+    np.testing.assert_allclose(np.array(pixels)[:, 3], 255 * scale.strengths(places) ** 0.8, atol=5)
     strong = scale.strengths(places) > 0.2
-    np.testing.assert_allclose(np.array(found)[strong, :3], scale.colours(places)[strong], atol=9)
+    np.testing.assert_allclose(np.array(pixels)[strong, :3], scale.colours(places)[strong], atol=9)
     low, high = page.inner_text("#legend .low"), page.inner_text("#legend .high")
     assert (low.split()[0], high.split()[-1]) == (("against", "for") if local.signed else ("less", "more"))
 
@@ -239,7 +239,7 @@ def test_parameters_are_a_form(visit: Visit) -> None:
 def test_long_work_shows_progress_and_can_be_cancelled(visit: Visit) -> None:
     page = explained(visit("#sample=star-and-heart"))
     before = page_state(page, "state.explanation.values")
-    with page.expect_request(lambda one: one.method == "DELETE" and "/api/jobs/" in one.url):
+    with page.expect_request(lambda request: request.method == "DELETE" and "/api/jobs/" in request.url):
         page.select_option("#method", "kernel_shap")
         page.wait_for_selector("#progress:not([hidden])")
         page.click("#progress button")
@@ -253,7 +253,7 @@ def test_long_work_shows_progress_and_can_be_cancelled(visit: Visit) -> None:
 def test_the_animation_draws_the_curve(visit: Visit) -> None:
     page = explained(visit("#sample=coffee"))
     requests: list[str] = []
-    page.on("request", lambda one: requests.append(one.url.rsplit("/", 1)[-1]))
+    page.on("request", lambda request: requests.append(request.url.rsplit("/", 1)[-1]))
     page.click("#play")
     page.evaluate(PAUSE_AT, 6)
     assert page.inner_text("#play") == "Play"

@@ -42,8 +42,8 @@ def test_methods_are_compared_as_they_come(visit: Visit) -> None:
     page.select_option("#sort", "name")
     assert tiles(page) == sorted(METHODS)
     page.select_option("#sort", "deletion")
-    found = [float(text) for text in page.locator("#tiles [data-of=deletion]").all_inner_texts()]
-    assert found == sorted(found)
+    values = [float(text) for text in page.locator("#tiles [data-of=deletion]").all_inner_texts()]
+    assert values == sorted(values)
     page.select_option("#sort", "time")
     assert len(tiles(page)) == 4
 
@@ -66,7 +66,7 @@ def test_a_comparison_can_be_cancelled(visit: Visit) -> None:
     page = explained(visit("#sample=star-and-heart"))
     compare(page, ["rollout", "kernel_shap"])
     page.wait_for_selector(".tile[data-method=rollout] button")
-    with page.expect_request(lambda one: one.method == "DELETE"):
+    with page.expect_request(lambda request: request.method == "DELETE"):
         page.click("#compare-progress button")
     page.wait_for_selector("#run-compare:not([disabled])")
     assert tiles(page) == ["rollout"]  # what was there stays
@@ -225,8 +225,9 @@ def test_no_serious_barrier_is_found(visit: Visit, scheme: str, size: tuple[int,
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
 
     def check(page: Any) -> None:
-        found = axe.run(page).response["violations"]
-        assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
+        violations = axe.run(page).response["violations"]
+        serious = [row for row in violations if row["impact"] in ("serious", "critical")]
+        assert [(row["id"], row["nodes"][0]["html"]) for row in serious] == []
 
     page = visit(size=size, color_scheme=scheme, reduced_motion="reduce")
     page.wait_for_selector("#samples img")
@@ -257,7 +258,7 @@ def test_the_page_is_light_and_plain(visit: Visit) -> None:
     page = visit()
     page.wait_for_selector("#samples img")
     weight = page.evaluate(
-        "performance.getEntriesByType('resource').filter((one) => one.name.includes('/static/'))"
-        ".reduce((sum, one) => sum + one.decodedBodySize, 0)"
+        "performance.getEntriesByType('resource').filter((entry) => entry.name.includes('/static/'))"
+        ".reduce((sum, entry) => sum + entry.decodedBodySize, 0)"
     )
     assert 0 < weight < MAX_BYTES

@@ -13,13 +13,14 @@ FIXED = "it has no fixed tokens (hierarchical)"
 
 # Whatever reaches beyond its card, or lies on something else in its row.
 OVERFLOWING = """() => [...document.querySelectorAll("#explain .card *")]
-  .filter((one) => one.getClientRects().length && !one.closest("svg"))
-  .filter((one) => one.getBoundingClientRect().right > one.closest(".card").getBoundingClientRect().right + 0.5)
-  .map((one) => one.id || one.className || one.tagName)"""
+  .filter((element) => element.getClientRects().length && !element.closest("svg"))
+  .filter((element) =>
+    element.getBoundingClientRect().right > element.closest(".card").getBoundingClientRect().right + 0.5)
+  .map((element) => element.id || element.className || element.tagName)"""
 
 
 def reopened(page: Any, path: str, change: Any, fragment: str) -> Any:
-    """The page with another answer of the server to one question."""
+    """The page with a modified answer of the server to one request."""
     page.route(path, lambda route: route.fulfill(json=change(route.fetch().json())))
     page.goto(f"{page.url.split('#')[0]}#{fragment}")
     page.reload()
@@ -59,7 +60,7 @@ def test_a_name_of_two_classes_has_its_number(visit: Visit) -> None:
     names = page.locator("#classes .name").all_inner_texts()
     assert {f"twofold ({PEPPER})", f"twofold ({LEMON})"} & set(names)
     page.fill("#other", "twofold")
-    assert page.locator("#labels option").evaluate_all("all => all.map((one) => one.value)")[:2] == [
+    assert page.locator("#labels option").evaluate_all("all => all.map((option) => option.value)")[:2] == [
         f"twofold ({LEMON})",
         f"twofold ({PEPPER})",
     ]
@@ -77,10 +78,10 @@ def test_a_name_of_two_classes_has_its_number(visit: Visit) -> None:
 def test_a_pressed_rival_is_readable_under_the_pointer(visit: Visit) -> None:
     page = explained(visit(f"#sample=cat&against={EGYPTIAN}"))
     rival = page.locator(".versus[aria-pressed=true]")
-    look = "one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]"
+    look = "button => [getComputedStyle(button).color, getComputedStyle(button).backgroundColor]"
     away = rival.evaluate(look)
     rival.hover()
-    assert rival.evaluate("one => one.matches(':hover')")
+    assert rival.evaluate("button => button.matches(':hover')")
     assert rival.evaluate(look) == away
 
 
@@ -92,8 +93,8 @@ def test_why_a_method_does_not_fit_is_told(visit: Visit) -> None:
     page = visit()
     reopened(page, "**/api/methods*", unfitting, "sample=star-and-heart&method=tis")
     used = page.input_value("#method")
-    told = page.inner_text("#instead")
-    assert told == f"tis does not support this model: {FIXED}. {used} is shown instead."
+    note = page.inner_text("#instead")
+    assert note == f"tis does not support this model: {FIXED}. {used} is shown instead."
     count = len(page_state(page, "[...state.methods, ...state.unsupported]"))
     assert page.inner_text("#unsupported summary") == f"2 of {count} methods do not support this model"
     page.click("#unsupported summary")
@@ -110,11 +111,11 @@ def test_defaults_take_back_what_was_not_applied(visit: Visit) -> None:
     page.fill("#p-masks", "65")
     page.click("#form >> text=Defaults")
     page.wait_for_function("() => !location.hash.includes('p.masks')")
-    usual = page.input_value("#p-masks")
-    assert usual not in ("64", "65")
+    default = page.input_value("#p-masks")
+    assert default not in ("64", "65")
     page.fill("#p-masks", "66")
     page.click("#form >> text=Defaults")
-    assert page.input_value("#p-masks") == usual
+    assert page.input_value("#p-masks") == default
 
 
 def test_a_cancelled_first_explanation_can_be_asked_for(visit: Visit) -> None:
@@ -145,7 +146,7 @@ def test_a_picture_that_waits_is_told(visit: Visit) -> None:
 
 def test_long_work_says_how_long_it_may_take(visit: Visit) -> None:
     page = explained(visit("#sample=star-and-heart"))
-    told = page.evaluate(
+    texts = page.evaluate(
         """async () => {
           const { Progress } = await import("/static/progress.js");
           const box = document.querySelector("#compare-progress"), progress = new Progress(box);
@@ -159,5 +160,5 @@ def test_long_work_says_how_long_it_may_take(visit: Visit) -> None:
           return all;
         }"""
     )
-    guesses = [re.sub(r"masks · \d+ of 100", "", text) for text in told]
-    assert guesses == ["", "", " · about 2 min left", " · about 80 s left", "", "", " · about 15 min left"]
+    estimates = [re.sub(r"masks · \d+ of 100", "", text) for text in texts]
+    assert estimates == ["", "", " · about 2 min left", " · about 80 s left", "", "", " · about 15 min left"]

@@ -1,4 +1,4 @@
-"""The page in a real browser: one picture after another, and each shown as the model saw it."""
+"""The page in a real browser: opening pictures, each displayed as the model sees it."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def liars() -> Iterator[Hostile]:
 
 
 def chunks() -> Iterator[Hostile]:
-    """PNGs whose parts are wrong in ways of their own."""
+    """PNGs with invalid chunks."""
     good = zeros(9, 9)
     yield Hostile("png-crc", png(9, 9, rows=good)[:-20] + b"\0" * 8 + png(9, 9, rows=good)[-12:], BAD)
     yield Hostile("png-not-zlib", png(9, 9, rows=b"\xff" * 50), BAD)

@@ -50,7 +50,7 @@ def test_a_signal_ends_all_processes(tmp_path: Path, sign: signal.Signals, host:
 
 
 def test_weights_from_a_file_can_be_served(tmp_path: Path) -> None:
-    """A fine-tune of timm's, with its own classes."""
+    """A fine-tuned timm model with other classes."""
     module = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=64)
     safetensors.torch.save_file(module.state_dict(), tmp_path / "mine.safetensors")
     (tmp_path / "names.txt").write_text("ash\nbeech\noak\n")
@@ -60,18 +60,18 @@ def test_weights_from_a_file_can_be_served(tmp_path: Path) -> None:
         (row,) = client.get("/api/models").json()
         assert row["labels"] == ["ash", "beech", "oak"]
         assert row["input"] == [64, 64]
-        found = client.post("/api/predict", files=upload()).json()["classes"]
+        classes = client.post("/api/predict", files=upload()).json()["classes"]
     with torch.no_grad():
         view = vitrail.wrap(module.eval(), labels=["ash", "beech", "oak"])
         pixels = view.preprocess(Image.open(io.BytesIO(CAT)).convert("RGB"))[None]
-        wanted = view.probabilities(view.logits(pixels))[0]
-    assert {one["label"]: one["probability"] for one in found} == pytest.approx(
-        dict(zip(view.labels, wanted.tolist(), strict=True)), rel=1e-3
+        expected = view.probabilities(view.logits(pixels))[0]
+    assert {row["label"]: row["probability"] for row in classes} == pytest.approx(
+        dict(zip(view.labels, expected.tolist(), strict=True)), rel=1e-3
     )
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--checkpoint", "a.pt"], "--checkpoint must go with exactly one --model, but got none."),
         (["--model", "photo,scenes", "--labels", "names.txt", "--num-classes", "2"],
@@ -79,10 +79,10 @@ def test_weights_from_a_file_can_be_served(tmp_path: Path) -> None:
         (["--model", "vit_tiny_patch16_224", "--checkpoint", "missing.pt", "--port", "0"], "missing.pt"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_weights_is_one_sentence(options: list[str], told: str) -> None:
-    found = CliRunner().invoke(command, ["serve", *options])
-    assert isinstance(found.exception, vitrail.VitrailError)
-    assert told in str(found.exception)
+def test_what_is_wrong_with_weights_is_one_sentence(options: list[str], message: str) -> None:
+    result = CliRunner().invoke(command, ["serve", *options])
+    assert isinstance(result.exception, vitrail.VitrailError)
+    assert message in str(result.exception)
 
 
 def alive(pid: int) -> bool:

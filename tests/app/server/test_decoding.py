@@ -57,7 +57,7 @@ def test_valid_uploads_are_decoded_as_the_library_does() -> None:
 
 
 async def decoded(settings: Settings, *uploads: bytes) -> list[object]:
-    """What a decoder says to one upload after another: a size, or a status."""
+    """The results of a decoder for several uploads: sizes or statuses."""
     decoder, results = Decoder(settings), []
     decoder.start()
     try:

@@ -87,7 +87,7 @@ def test_a_client_that_stops_waiting_takes_its_job_along(small: Served, small_cl
 def test_closing_the_stream_takes_the_job_along(small: Served, small_client: httpx.Client) -> None:
     job = long_job(small_client, 3)
     with small_client.stream("GET", f"/api/jobs/{job}/events") as stream:
-        next(said for name, said in events(stream) if name == "progress")
+        next(data for name, data in events(stream) if name == "progress")
     until(lambda: state(small_client, job)["state"] == "cancelled")
     free(small_client)
 
@@ -137,11 +137,11 @@ def test_a_full_queue_says_when_to_come_again(small_client: httpx.Client) -> Non
     first = long_job(small_client, 6)
     running(small_client, first)
     others = [long_job(small_client, seed) for seed in (7, 8)]
-    assert [state(small_client, job)["position"] for job in others] == [1, 2]  # the one that runs goes before them
+    assert [state(small_client, job)["position"] for job in others] == [1, 2]  # the running job is ahead of them
     answer = small_client.post("/api/explain", files=form(sample="cat", method="rollout", target="3"))
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
-    quick = small_client.post("/api/predict", files=form(sample="coffee"))  # quick work has a lane of its own
+    quick = small_client.post("/api/predict", files=form(sample="coffee"))  # quick jobs have a queue of their own
     assert quick.status_code == 200
     assert state(small_client, first)["state"] == "running"
     assert small_client.get("/api/health").json()["queue"] == 2
@@ -152,7 +152,7 @@ def test_a_full_queue_says_when_to_come_again(small_client: httpx.Client) -> Non
 
 
 def test_who_waits_hears_how_many_go_before() -> None:
-    """The one that runs is one of them; they are told again when there are fewer."""
+    """Including the running one; the position is sent again when it changes."""
 
     async def wait() -> list[list[int]]:
         jobs = Jobs(8, 1000)
@@ -250,22 +250,22 @@ def test_a_picture_the_worker_forgot_is_brought_again(small: Served, small_clien
 
 
 def test_many_at_once_all_get_an_answer(small_client: httpx.Client, small: Served) -> None:
-    found: list[int] = []
+    statuses: list[int] = []
 
     def ask(number: int) -> None:
         with small.client() as client:
             for patch in range(4):
                 answer = client.post("/api/mask", files=form(sample="cat", removed=[patch, number]))
-                found.append(answer.status_code)
+                statuses.append(answer.status_code)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 32
-    assert set(found) <= {200, 429}
-    assert 200 in found
+    assert len(statuses) == 32
+    assert set(statuses) <= {200, 429}
+    assert 200 in statuses
 
 
 def test_finished_jobs_are_kept_within_bounds() -> None:
@@ -289,13 +289,13 @@ def test_finished_jobs_are_kept_within_bounds() -> None:
 
 
 def test_progress_is_not_piled_up() -> None:
-    async def told() -> Job:
+    async def emit_many() -> Job:
         job = Job(Task("explain", "m", "p", {}))
         for done in range(1000):
             job.emit("progress", b'{"done": %d, "total": 1000}' % done)
         return job
 
-    job = asyncio.run(told())
+    job = asyncio.run(emit_many())
     assert job.events == []
     assert job.fraction == pytest.approx(0.999)
 

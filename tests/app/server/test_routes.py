@@ -65,9 +65,9 @@ def test_samples_are_there_and_the_models_get_them_right(client: httpx.Client) -
         answer = client.get(row["url"])
         assert answer.content == (SAMPLES / row["url"].rpartition("/")[2]).read_bytes()
         assert answer.headers["content-type"].startswith("image/")
-        found = post(client, "predict", sample=row["name"], model=row["model"])
+        result = post(client, "predict", sample=row["name"], model=row["model"])
         count = len(right[row["name"]])
-        assert {row["label"] for row in found["classes"][:count]} == right[row["name"]]
+        assert {row["label"] for row in result["classes"][:count]} == right[row["name"]]
 
 
 def test_samples_are_small_and_have_a_licence() -> None:
@@ -80,35 +80,35 @@ def test_samples_are_small_and_have_a_licence() -> None:
 
 def test_an_upload_is_predicted_and_can_be_named_later(client: httpx.Client, photo: View) -> None:
     answer = client.post("/api/predict", files=upload(), data={"top": "3"})
-    found = answer.json()
-    schemas.Prediction.model_validate(found)
-    assert found["picture"] == CAT_ID
-    assert len(found["classes"]) == 3
-    wanted = vitrail.explain(photo, IMAGE, "random").top[0]
-    assert found["classes"][0]["label"] == wanted[1]
-    assert found["classes"][0]["probability"] == pytest.approx(wanted[2], rel=1e-4)
+    result = answer.json()
+    schemas.Prediction.model_validate(result)
+    assert result["picture"] == CAT_ID
+    assert len(result["classes"]) == 3
+    expected = vitrail.explain(photo, IMAGE, "random").top[0]
+    assert result["classes"][0]["label"] == expected[1]
+    assert result["classes"][0]["probability"] == pytest.approx(expected[2], rel=1e-4)
     again = post(client, "predict", picture=CAT_ID, top=3)
-    assert again["classes"] == found["classes"]
+    assert again["classes"] == result["classes"]
     picture = client.get(f"/api/pictures/{CAT_ID}")
     assert picture.content == CAT
     assert picture.headers["content-type"] == "image/jpeg"
 
 
 def test_explain_equals_the_library_and_the_command_line(client: httpx.Client, photo: View) -> None:
-    found = client.post("/api/explain", files=upload(), data={"target": "Egyptian cat"}).json()
-    schemas.Explained.model_validate(found)
-    wanted = vitrail.explain(photo, IMAGE, target="Egyptian cat")
-    np.testing.assert_allclose(np.array(found["values"]), wanted.map.numpy(), rtol=1e-4, atol=1e-6)
-    assert found["image"]["sha256"] == wanted.to_dict()["image"]["sha256"]
-    assert found["model"]["fingerprint"] == photo.fingerprint()
-    assert found["target"] == wanted.target
-    assert found["model_id"] == "photo"
+    result = client.post("/api/explain", files=upload(), data={"target": "Egyptian cat"}).json()
+    schemas.Explained.model_validate(result)
+    expected = vitrail.explain(photo, IMAGE, target="Egyptian cat")
+    np.testing.assert_allclose(np.array(result["values"]), expected.map.numpy(), rtol=1e-4, atol=1e-6)
+    assert result["image"]["sha256"] == expected.to_dict()["image"]["sha256"]
+    assert result["model"]["fingerprint"] == photo.fingerprint()
+    assert result["target"] == expected.target
+    assert result["model_id"] == "photo"
 
 
 def test_score_and_mask_answer_by_their_schemas(client: httpx.Client) -> None:
-    found = post(client, "score", sample="cat", steps=4)
-    schemas.Scores.model_validate(found)
-    assert 0 < found["deletion"] < found["insertion"] < 1
+    result = post(client, "score", sample="cat", steps=4)
+    schemas.Scores.model_validate(result)
+    assert 0 < result["deletion"] < result["insertion"] < 1
     tokens = post(client, "score", sample="cat", steps=4, space="tokens")
     schemas.Scores.model_validate(tokens)
     assert tokens["counts"] == [0, 64, 128, 192, 256]
@@ -133,7 +133,7 @@ def test_a_comparison_streams_its_methods(client: httpx.Client) -> None:
     names = [name for name, _ in heard]
     assert names[0] == "queued"
     assert names[-1] == "done"
-    parts = [said for name, said in heard if name == "partial"]
+    parts = [data for name, data in heard if name == "partial"]
     assert [part["method"] for part in parts] == ["rollout", "grad_cam", "random"]
     assert heard[-1][1]["results"] == parts
     for part in parts:
@@ -141,7 +141,7 @@ def test_a_comparison_streams_its_methods(client: httpx.Client) -> None:
         assert 0 <= part["insertion"] <= 1
     with client.stream("GET", accepted.json()["events"]) as stream:  # once more, from the beginning
         again = list(events(stream))
-    assert [one for one in again if one[0] != "progress"] == [one for one in heard if one[0] != "progress"]
+    assert [event for event in again if event[0] != "progress"] == [event for event in heard if event[0] != "progress"]
     state = client.get(f"/api/jobs/{job}").json()
     schemas.JobState.model_validate(state)
     assert state["state"] == "done"
@@ -212,13 +212,13 @@ def test_the_picture_can_be_downloaded(client: httpx.Client) -> None:
 def test_wrong_values_are_told_in_a_sentence(
     client: httpx.Client, what: str, fields: dict[str, object], status: int
 ) -> None:
-    found = post(client, what, status, **fields)
-    assert found.keys() == {"error"}
-    assert 10 < len(found["error"]) <= 2000
+    result = post(client, what, status, **fields)
+    assert result.keys() == {"error"}
+    assert 10 < len(result["error"]) <= 2000
 
 
 @pytest.mark.parametrize(
-    ("what", "fields", "told"),
+    ("what", "fields", "message"),
     [
         ("predict", {"image": "text"}, "image: expected a file, but got text."),
         ("explain", {"sample": "cat", "target": "x" * 201}, "target: expected at most 200 characters."),
@@ -236,9 +236,9 @@ def test_wrong_values_are_told_in_a_sentence(
     ],
 )  # fmt: skip
 def test_wrong_values_are_told_in_plain_words(
-    client: httpx.Client, what: str, fields: dict[str, object], told: str
+    client: httpx.Client, what: str, fields: dict[str, object], message: str
 ) -> None:
-    assert post(client, what, 422, **fields) == {"error": told}
+    assert post(client, what, 422, **fields) == {"error": message}
 
 
 def test_unknown_jobs_pictures_and_places_are_404(client: httpx.Client) -> None:
@@ -271,8 +271,8 @@ def test_the_page_is_there(client: httpx.Client) -> None:
 
 
 def test_health_says_version_and_queue(client: httpx.Client) -> None:
-    found = client.get("/api/health").json()
-    assert found == {"status": "ok", "version": vitrail.__version__, "queue": 0}
+    result = client.get("/api/health").json()
+    assert result == {"status": "ok", "version": vitrail.__version__, "queue": 0}
 
 
 def test_the_web_process_does_without_torch(served: Served) -> None:
@@ -300,9 +300,9 @@ def test_the_log_holds_no_picture_and_no_address(served: Served, client: httpx.C
     client.post("/api/predict", files=upload(name="secret-name.jpg"))
     client.get("/api/methods", params={"model": "secret-model"})
     assert served.log is not None
-    said = served.log.read_text()
-    assert "secret" not in said
-    assert CAT_ID not in said
+    log = served.log.read_text()
+    assert "secret" not in log
+    assert CAT_ID not in log
 
 
 def test_the_schema_is_valid_json_with_every_error(client: httpx.Client) -> None:

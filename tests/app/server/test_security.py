@@ -61,23 +61,23 @@ def test_own_hosts_are_served(client: httpx.Client, host: str) -> None:
 
 
 def test_other_sites_are_refused(served: Served, client: httpx.Client) -> None:
-    own = served.url
+    page_origin = served.url
     for origin in (
         "http://evil.example",
         "null",
         "http://localhost:1",
         "http://[",
         "",
-        own.replace("http", "https") + "0",
+        page_origin.replace("http", "https") + "0",
         "file://",
     ):
         answer = client.post("/api/predict", files=upload(), headers={"Origin": origin})
         assert answer.status_code == 403, origin
-    assert client.post("/api/predict", files=upload(), headers={"Origin": own}).status_code == 200
+    assert client.post("/api/predict", files=upload(), headers={"Origin": page_origin}).status_code == 200
     for site in ("cross-site", "same-site"):
         assert client.get("/api/models", headers={"Sec-Fetch-Site": site}).status_code == 403
     assert client.get("/", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200  # a link to the page
-    assert client.options("/api/predict", headers={"Origin": own}).status_code == 405
+    assert client.options("/api/predict", headers={"Origin": page_origin}).status_code == 405
 
 
 def test_head_is_get_without_a_body(client: httpx.Client) -> None:
@@ -174,18 +174,18 @@ def test_huge_headers_and_lines_are_refused(served: Served, client: httpx.Client
     ],
 )
 def test_with_a_token_every_request_needs_it(headers: dict[str, str], path: str, status: int | None) -> None:
-    found = None
+    result = None
     try:
         check({"path": path}, Headers({"host": "127.0.0.1", **headers}), Settings(token="secret"))
     except VitrailError as error:
-        found = error.status  # type: ignore[attr-defined]
-    assert found == status
+        result = error.status  # type: ignore[attr-defined]
+    assert result == status
 
 
 def test_a_wrong_token_is_told_apart_from_none() -> None:
-    for given, told in (({}, "a token is required"), ({"authorization": "Bearer x"}, "the token is wrong")):
-        with pytest.raises(VitrailError, match=told):
-            check({"path": "/api/models"}, Headers({"host": "h", **given}), Settings(token="secret"))
+    for headers, message in (({}, "a token is required"), ({"authorization": "Bearer x"}, "the token is wrong")):
+        with pytest.raises(VitrailError, match=message):
+            check({"path": "/api/models"}, Headers({"host": "h", **headers}), Settings(token="secret"))
 
 
 def test_a_server_with_a_token_asks_for_it(guarded: Served) -> None:
@@ -255,21 +255,21 @@ def test_an_address_that_cannot_be_opened_is_not_printed(host: str) -> None:
             raise
         pytest.skip("this machine has no IPv6")
     with bound:
-        told = urlsplit(address(settings, bound))
-    assert told.hostname not in (None, "", "0.0.0.0", "::")
-    assert told.fragment == "token=abc"
+        url = urlsplit(address(settings, bound))
+    assert url.hostname not in (None, "", "0.0.0.0", "::")
+    assert url.fragment == "token=abc"
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    found = CliRunner().invoke(command, ["serve", "--port", "0", "--model", "no_such_model_at_all"])
-    assert isinstance(found.exception, VitrailError)
-    assert "no_such_model_at_all" in str(found.exception)
+    result = CliRunner().invoke(command, ["serve", "--port", "0", "--model", "no_such_model_at_all"])
+    assert isinstance(result.exception, VitrailError)
+    assert "no_such_model_at_all" in str(result.exception)
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    found = CliRunner().invoke(command, ["serve"])
-    assert "pip install 'vitrail[app]'" in str(found.exception)
+    result = CliRunner().invoke(command, ["serve"])
+    assert "pip install 'vitrail[app]'" in str(result.exception)
 
 
 def test_names_of_hosts() -> None:

@@ -1,8 +1,8 @@
 // The picture, the map over it, and the panes: patches that can be inspected, deleted and restored.
-import { faded, renderMap, paintLegend, scaleOf } from "./colours.js";
-import { note, speak } from "./messages.js";
-import { label, on, order, state, emit } from "./state.js";
+import { faded, paintLegend, renderMap, scaleOf } from "./colours.js";
 import { checkedValue, find, number, ordinal } from "./helpers.js";
+import { note, speak } from "./messages.js";
+import { emit, label, on, order, state } from "./state.js";
 
 const photo = find("#photo"), map = find("#map"), panes = find("#panes"), glass = find("#glass");
 const HINT = `${matchMedia("(pointer: coarse)").matches ? "Tap" : "Point at"} a patch to see its score.`;

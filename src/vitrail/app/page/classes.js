@@ -1,8 +1,8 @@
 // The prediction: five classes with bars; one is explained, another may be contrasted with it.
 import { explain } from "./explain.js";
+import { element, find, percent } from "./helpers.js";
 import { showError } from "./messages.js";
 import { label, methodRow, on, state, target } from "./state.js";
-import { element, find, percent } from "./helpers.js";
 
 const ROWS = 5, SUGGESTIONS = 30;
 

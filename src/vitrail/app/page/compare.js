@@ -2,10 +2,10 @@
 import { job } from "./api.js";
 import { faded, renderMap } from "./colours.js";
 import { choiceFields, explain, showExplanation, withPicture } from "./explain.js";
-import { showError, note, speak } from "./messages.js";
+import { breakable, debounce, element, find, findAll, seconds } from "./helpers.js";
+import { note, showError, speak } from "./messages.js";
 import { Progress } from "./progress.js";
 import { label, on, state, target } from "./state.js";
-import { breakable, element, find, findAll, debounce, seconds } from "./helpers.js";
 
 const LENS = 220, STEPS = 32;
 const progress = new Progress(find("#compare-progress"));

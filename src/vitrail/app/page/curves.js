@@ -1,8 +1,8 @@
 // Insertion and deletion curves as an animation, from a single request.
 import { longWork } from "./explain.js";
+import { checkedValue, element, find, reducedMotion, svgElement } from "./helpers.js";
 import { showError } from "./messages.js";
-import { on, order, state, emit } from "./state.js";
-import { reducedMotion, checkedValue, svgElement, element, find } from "./helpers.js";
+import { emit, on, order, state } from "./state.js";
 
 const WIDTH = 320, HEIGHT = 150, LEFT = 34, RIGHT = 8, TOP = 8, BOTTOM = 30;
 const STEPS = 32, PACE = 110;

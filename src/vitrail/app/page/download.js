@@ -1,11 +1,11 @@
 // Downloads: the figure, the numbers, a link.
 import { post } from "./api.js";
 import { choiceFields, withPicture } from "./explain.js";
+import { element, findAll } from "./helpers.js";
 import { writeLink } from "./link.js";
-import { showError, note, noteDelayed } from "./messages.js";
+import { note, noteDelayed, showError } from "./messages.js";
 import { npz } from "./npz.js";
 import { on, state } from "./state.js";
-import { element, findAll } from "./helpers.js";
 
 const buttons = findAll("[data-save]");
 const savers = { png: savePicture, json: saveJson, npz: saveArrays, link: copyLink };

@@ -1,10 +1,10 @@
 // From a picture to its explanation: the requests in order; a new one cancels the previous.
-import { getBlob, get, job, post, Problem } from "./api.js";
-import { showError, clearError, note, noteDelayed } from "./messages.js";
-import { Progress } from "./progress.js";
-import { methodRow, state, emit } from "./state.js";
+import { get, getBlob, job, post, Problem } from "./api.js";
 import { find } from "./helpers.js";
+import { clearError, note, noteDelayed, showError } from "./messages.js";
 import { displayUrl } from "./orientation.js";
+import { Progress } from "./progress.js";
+import { emit, methodRow, state } from "./state.js";
 
 const progress = new Progress(find("#progress"));
 let wanted = null; // {model, view} of a link, until its picture is loaded

@@ -1,6 +1,6 @@
 // Tabs and the theme button.
-import { note } from "./messages.js";
 import { find, findAll } from "./helpers.js";
+import { note } from "./messages.js";
 
 // The arrow keys move between tabs.
 const tabs = findAll('[role="tab"]');

@@ -1,19 +1,19 @@
 // Entry point: loads models and samples, restores the state of a link, and connects the parts of the page.
 import { get, useToken } from "./api.js";
+import "./canvas.js";
 import "./classes.js";
 import "./compare.js";
 import "./curves.js";
-import { reopen, openPicture, restoreNext, useModel } from "./explain.js";
-import { readLink, writeLink } from "./link.js";
-import { fromText } from "./methods.js";
-import { showError, clearError } from "./messages.js";
-import { openSample, showStart } from "./upload.js";
 import "./download.js";
+import { openPicture, reopen, restoreNext, useModel } from "./explain.js";
+import { debounce, element, find } from "./helpers.js";
 import "./layout.js";
-import "./canvas.js";
-import { label, methodRow, on, state, emit } from "./state.js";
+import { readLink, writeLink } from "./link.js";
+import { clearError, showError } from "./messages.js";
+import { fromText } from "./methods.js";
 import "./removal.js";
-import { element, find, debounce } from "./helpers.js";
+import { emit, label, methodRow, on, state } from "./state.js";
+import { openSample, showStart } from "./upload.js";
 
 async function start() {
   const link = readLink(location.hash);

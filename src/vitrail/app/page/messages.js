@@ -1,5 +1,5 @@
 // Errors, notes, and announcements for screen readers.
-import { find, debounce } from "./helpers.js";
+import { debounce, find } from "./helpers.js";
 
 const PATIENCE = 400;
 const alertBox = find("#alert");

@@ -1,7 +1,7 @@
 // The choice of a method, and the form for its parameters that the server describes.
 import { explain } from "./explain.js";
-import { methodRow, on, state } from "./state.js";
 import { breakable, element, find, seconds } from "./helpers.js";
+import { methodRow, on, state } from "./state.js";
 
 const select = find("#method"), form = find("#form");
 

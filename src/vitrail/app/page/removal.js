@@ -1,9 +1,9 @@
 // Patches removed by hand: the probability without them, requested after every change.
 import { post } from "./api.js";
 import { withPicture } from "./explain.js";
+import { debounce, find, percent, points } from "./helpers.js";
 import { showError, speak } from "./messages.js";
-import { label, on, order, state, target, emit } from "./state.js";
-import { find, debounce, percent, points } from "./helpers.js";
+import { emit, label, on, order, state, target } from "./state.js";
 
 const DEBOUNCE = 60, TENTH = 0.1;
 let request = new AbortController();

@@ -1,8 +1,8 @@
 // Ways to open a picture: drop, paste, file, camera, sample.
-import { predictAndExplain, openPicture } from "./explain.js";
-import { showError, note } from "./messages.js";
-import { on, state } from "./state.js";
+import { openPicture, predictAndExplain } from "./explain.js";
 import { element, find } from "./helpers.js";
+import { note, showError } from "./messages.js";
+import { on, state } from "./state.js";
 
 const start = find("#start"), work = find("#work"), veil = find("#veil");
 const WINDOW = 6, ACROSS = 3; // panes; those without a sample are coloured glass
