@@ -1,10 +1,9 @@
-"""How soon the page is there, and how soon it shows the first heatmap, in a real browser.
+"""Loading time of the page and latency of the first heatmap, in a real browser.
 
 Run: python benchmarks/page.py [--drops 10] [--threads 1]
-Starts ``vitrail serve`` with the embedded model ``photo`` on a free port and looks at its page with Playwright in the
-Chromium of this machine (or the one that CHROMIUM names). Prints the weight of the page, the time from its address to
-the first paint, and the time from dropping a photograph to its painted heatmap; every drop is another picture, so that
-nothing is known before.
+Starts ``vitrail serve`` with the embedded model ``photo`` on a free port and opens its page with Playwright in Chromium
+(the executable that CHROMIUM names, if set). Prints the size of the page, the time to the first paint, and the time
+from dropping a photograph to the painted heatmap; every drop is another picture, so that nothing is cached.
 """
 
 from __future__ import annotations
@@ -15,19 +14,16 @@ import io
 import os
 import shutil
 import statistics
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.resources import files
 
 from PIL import Image, ImageEnhance
 from playwright.sync_api import Page, sync_playwright
+from serve import server
 
 SAMPLES = files("vitrail.app") / "samples"
 SIDE = 1600
 
-# Drops a file and tells how many milliseconds later the map is painted.
+# Drops a file and returns the milliseconds until the map is painted.
 DROP = """async (text) => {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const data = new DataTransfer(), map = document.querySelector("#legend");
@@ -51,16 +47,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     options = parser.parse_args()
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    with server(options.threads) as url, sync_playwright() as play:
+    with server(["photo"], "--threads", str(options.threads)) as (url, _), sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(url)
         page.wait_for_selector("#samples img")
         weight, paint = page.evaluate(WEIGHT), page.evaluate(PAINT)
-        print(f"weight of the page: {weight / 1000:.0f} kB; first paint after {paint:.0f} ms")
-        spent = [dropped(page, photograph(i)) for i in range(options.drops)]
-        told = f"median {statistics.median(spent):.2f} s, worst {max(spent):.2f} s"
-        print(f"from drop to painted heatmap ({options.drops} photographs of {SIDE} pixels): {told}")
+        print(f"size of the page: {weight / 1000:.0f} kB; first paint after {paint:.0f} ms")
+        seconds = [dropped(page, photograph(i)) for i in range(options.drops)]
+        times = f"median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s"
+        print(f"from drop to painted heatmap ({options.drops} photographs of {SIDE} pixels): {times}")
         browser.close()
 
 
@@ -70,24 +66,12 @@ def dropped(page: Page, picture: bytes) -> float:
 
 
 def photograph(number: int) -> bytes:
-    """A photograph as a camera makes it, each a little brighter than the one before."""
+    """A photograph at the resolution of a camera, each slightly brighter than the previous."""
     with Image.open(str(SAMPLES / ("cat.jpg" if number % 2 else "coffee.jpg"))) as sample:
         large = sample.resize((SIDE, SIDE * sample.height // sample.width), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     ImageEnhance.Brightness(large).enhance(1 + number / 100).save(buffer, "JPEG", quality=92)
     return buffer.getvalue()
-
-
-@contextmanager
-def server(threads: int) -> Iterator[str]:
-    command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0", "--model", "photo"]
-    command += ["--threads", str(threads)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield next(line for line in process.stdout if "http://" in line).split()[-1]
-        finally:
-            process.terminate()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One server for all tests that only ask, one with small limits for those that press."""
+"""A server for all tests that only send requests, and one with small limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrail.app.server.settings import Settings
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """As people start it; there is no folder for temporary files."""
+    """Started by the command line, without a folder for temporary files."""
     folder = tmp_path_factory.mktemp("serve")
     with subprocess_server(folder / "log", TMPDIR=str(folder / "missing"), TEMP=str(folder / "missing")) as server:
         yield server
@@ -21,19 +21,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[httpx.Client]:
-    with served.client() as found:
-        yield found
+    with served.client() as http_client:
+        yield http_client
 
 
 @pytest.fixture(scope="session")
 def small() -> Iterator[Served]:
     """A short queue and little memory."""
-    settings = Settings(port=0, queue=2, threads=1, cache_bytes=8 * 2**20)
+    settings = Settings(port=0, queue=2, threads=1, stop_seconds=1, cache_bytes=8 * 2**20)
     with inner_server(settings, "scenes") as server:
         yield server
 
 
 @pytest.fixture
-def pressing(small: Served) -> Iterator[httpx.Client]:
-    with small.client() as found:
-        yield found
+def small_client(small: Served) -> Iterator[httpx.Client]:
+    with small.client() as http_client:
+        yield http_client

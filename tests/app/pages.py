@@ -1,4 +1,4 @@
-"""A browser that looks at the page of the real server; whatever goes wrong in the page fails the test."""
+"""A browser on the page of a real server; any error in the page fails the test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 DESKTOP, PHONE = (1280, 800), (360, 740)
 READY = "#glass:not([aria-busy]) ~ #progress[hidden]"
-# All at one moment: the address names a new picture before its explanation is there.
+# Checked together: the address changes before the explanation has arrived.
 EXPLAINED = """([ready, parts]) => document.querySelector(ready) && !document.querySelector("#legend").hidden
   && parts.every((part) => location.hash.includes(part))"""
 Visit = Callable[..., Any]
@@ -19,14 +19,14 @@ Visit = Callable[..., Any]
 
 @dataclass
 class Heard:
-    """What the page said to the console, and which hosts it asked."""
+    """Console messages of the page, and requests to other hosts."""
 
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)  # parts of messages that belong to the test
 
     def note(self, text: str) -> None:
         if not any(part in text for part in self.expected):
-            self.said.append(text)
+            self.messages.append(text)
 
 
 @pytest.fixture
@@ -38,23 +38,23 @@ def heard() -> Heard:
 def visit(browser: Any, served: Any, heard: Heard) -> Iterator[Visit]:
     """Opens the page, with a fragment such as ``#sample=cat``."""
     contexts = []
-    own = (served.url, "blob:", "data:")
+    allowed = (served.url, "blob:", "data:")
 
-    def opened(fragment: str = "", size: tuple[int, int] = DESKTOP, **options: Any) -> Any:
+    def open_page(fragment: str = "", size: tuple[int, int] = DESKTOP, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, accept_downloads=True, **options)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
         page.on("console", lambda message: heard.note(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: heard.note(f"error: {error}"))
-        page.on("request", lambda one: one.url.startswith(own) or heard.note(f"asked {one.url}"))
+        page.on("request", lambda request: request.url.startswith(allowed) or heard.note(f"requested {request.url}"))
         page.goto(f"{served.url}/{fragment}")
         return page
 
-    yield opened
+    yield open_page
     for context in contexts:
         context.close()
-    assert heard.said == []
+    assert heard.messages == []
 
 
 def explained(page: Any, *parts: str) -> Any:
@@ -70,13 +70,13 @@ def upload(page: Any, path: Path) -> Any:
 
 
 def shown_probability(page: Any) -> float:
-    """The live one, as soon as the newest answer is there."""
+    """The displayed probability, once the latest answer has arrived."""
     page.wait_for_selector("#meter:not([aria-busy])")
     return float(page.inner_text("#now").replace("<", "").replace("%", "")) / 100
 
 
 def on_patch(page: Any, patch: int, grid: tuple[int, int] = (16, 16)) -> tuple[float, float]:
-    """Where the middle of a patch is on the screen."""
+    """Screen coordinates of the centre of a patch."""
     box, (width, height) = page_state(page, "[state.prediction.box, state.prediction.size]")
     frame = page.locator("#panes").bounding_box()
     row, column = divmod(patch, grid[1])
@@ -97,7 +97,7 @@ def compare(page: Any, methods: list[str]) -> None:
 
 
 def hold(page: Any, path: str) -> list[Any]:
-    """Requests that get no answer, as they come."""
+    """Collects requests without answering them."""
     held: list[Any] = []
 
     def keep(route: Any) -> None:
@@ -108,5 +108,5 @@ def hold(page: Any, path: str) -> list[Any]:
 
 
 def page_state(page: Any, expression: str) -> Any:
-    """Something of what the page knows."""
+    """Evaluates an expression on the state of the page."""
     return page.evaluate(f"import('/static/state.js').then(({{ state, order }}) => {expression})")

@@ -1,4 +1,4 @@
-"""Servers for the tests: one as people start it, one in this process with small limits."""
+"""Servers for the tests: one started by the command line, one in this process with small limits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
+from vitrail.app.server.application import Server
 from vitrail.app.server.service import Service
 from vitrail.app.server.settings import Settings
-from vitrail.app.server.uvicorn_server import Server
 from vitrail.cli.serve import bind
 
 SAMPLES = Path(__file__).parents[2] / "src" / "vitrail" / "app" / "samples"
@@ -30,7 +30,7 @@ CAT = (SAMPLES / "cat.jpg").read_bytes()
 
 @dataclass
 class Served:
-    """A server: where it is and what it consists of."""
+    """A running server."""
 
     url: str
     pid: int
@@ -42,52 +42,56 @@ class Served:
         return httpx.Client(base_url=self.url, timeout=60, **options)
 
     def processes(self) -> list[int]:
-        """This one and all its children."""
+        """The server and all its children."""
         return [self.pid, *(int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())]
 
     def rss(self) -> int:
-        """Bytes in memory, of all processes."""
+        """Resident memory of all processes, in bytes."""
         return sum(resident(pid) for pid in self.processes())
 
 
-def until(true: Callable[[], Any]) -> Any:
-    """What comes true, once it does."""
+def until(condition: Callable[[], Any]) -> Any:
+    """Waits for a true value and returns it."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        found = true()
-        if found:
-            return found
+        result = condition()
+        if result:
+            return result
         time.sleep(0.02)
-    raise AssertionError("it did not come true")
+    raise AssertionError("the condition did not become true")
 
 
 def resident(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except FileNotFoundError:  # it has just ended
+    except FileNotFoundError:  # the process has just ended
         return 0
 
 
 @contextmanager
 def subprocess_server(log: Path, *options: str, **environment: str) -> Iterator[Served]:
-    """``vitrail serve`` as people start it, on a free port."""
+    """``vitrail serve`` on a free port."""
     command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0", "--threads", "1", *options]
     with (
         log.open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | environment) as it,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | environment
+        ) as process,
     ):
         try:
-            assert it.stdout is not None
-            line = next((line for line in it.stdout if "http://" in line), "")
+            assert process.stdout is not None
+            line = next((line for line in process.stdout if "http://" in line), "")
             assert line, log.read_text()
-            yield Served(line[line.index("http://") :].split("/#")[0].strip().rstrip("/"), it.pid, log=log, process=it)
+            yield Served(
+                line[line.index("http://") :].split("/#")[0].strip().rstrip("/"), process.pid, log=log, process=process
+            )
         finally:
-            it.terminate()
+            process.terminate()
 
 
 @contextmanager
 def inner_server(settings: Settings, *models: str) -> Iterator[Served]:
-    """A real server on a free port in a thread of this process, so that a test can look inside."""
+    """A server on a free port in a thread of this process, whose internals a test can access."""
     bound = bind(settings)
     server = Server(settings, list(models))
     thread = threading.Thread(target=asyncio.run, args=(_run(server, bound, ready := Ready()),))
@@ -103,7 +107,7 @@ def inner_server(settings: Settings, *models: str) -> Iterator[Served]:
 
 
 class Ready:
-    """What the thread has to say once it is there."""
+    """Set by the thread once the server is ready or has failed."""
 
     def __init__(self) -> None:
         self.event, self.error = threading.Event(), None  # type: tuple[threading.Event, BaseException | None]
@@ -121,7 +125,7 @@ async def _run(server: Server, bound: socket.socket, ready: Ready) -> None:
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
-    """Server-sent events as they come."""
+    """Parses server-sent events as they arrive."""
     name = ""
     for line in response.iter_lines():
         if line.startswith("event: "):
@@ -135,5 +139,5 @@ def upload(data: bytes = CAT, name: str = "cat.jpg", kind: str = "image/jpeg") -
 
 
 def form(**fields: Any) -> dict[str, Any]:
-    """Fields as parts of a form, also where there is no file."""
+    """Fields as parts of a multipart form."""
     return {name: (None, value if isinstance(value, str) else json.dumps(value)) for name, value in fields.items()}

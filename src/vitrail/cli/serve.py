@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from vitrail.app.server.addresses import is_every_address, is_loopback, own_address
-from vitrail.app.server.settings import MIB, Settings, spare_cores
+from vitrail.app.server.settings import MIB, Settings, is_loopback, is_wildcard, network_address, spare_cores
 from vitrail.cli.options import Checkpoint, ImgSize, Labels, NumClasses, comma_separated, weight_options
 from vitrail.errors import VitrailError
 
@@ -72,6 +71,7 @@ def run(settings: Settings, models: list[str]) -> None:
 
 def check_extra() -> None:
     try:
+        import cachetools  # noqa: F401
         import fastapi  # noqa: F401
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
@@ -118,14 +118,14 @@ def bind(settings: Settings) -> socket.socket:
 def address(settings: Settings, listener: socket.socket) -> str:
     """The URL to open in a browser; the token is in the fragment, which is never sent."""
     bound_host, port = listener.getsockname()[:2]
-    host = own_address(listener.family) if is_every_address(bound_host) else settings.host
+    host = network_address(listener.family) if is_wildcard(bound_host) else settings.host
     host = f"[{host}]" if ":" in host else host
     fragment = "" if settings.token is None else f"#token={settings.token}"
     return f"http://{host}:{port}/{fragment}"
 
 
 async def _serve(settings: Settings, models: list[str], listener: socket.socket) -> None:
-    from vitrail.app.server.uvicorn_server import Server
+    from vitrail.app.server.application import Server
 
     console = Console(highlight=False)
     console.print(f"Loading {', '.join(models)} …", markup=False)

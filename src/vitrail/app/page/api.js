@@ -1,8 +1,8 @@
-// Talking to the server: token, errors as sentences, waiting when it is busy, jobs with events.
-import { note } from "./notes.js";
+// Requests to the server: token, errors, retries while it is busy, jobs with events.
+import { note } from "./messages.js";
 
 const TRIES = 6, LONGEST_WAIT = 30, STORE = "vitrail-token";
-let token = remembered();
+let token = storedToken();
 
 export class Problem extends Error {
   constructor(message, status) {
@@ -11,7 +11,7 @@ export class Problem extends Error {
   }
 }
 
-function remembered() {
+function storedToken() {
   try {
     return sessionStorage.getItem(STORE);
   } catch {
@@ -19,10 +19,10 @@ function remembered() {
   }
 }
 
-export function useToken(given) {
-  token = given;
+export function useToken(newToken) {
+  token = newToken;
   try {
-    sessionStorage.setItem(STORE, given);
+    sessionStorage.setItem(STORE, newToken);
   } catch {
     // Without storage the token lasts as long as the page.
   }
@@ -32,7 +32,7 @@ export async function get(path, signal) {
   return (await send(path, { signal })).json();
 }
 
-export async function bytes(path, signal) {
+export async function getBlob(path, signal) {
   return (await send(path, { signal })).blob();
 }
 
@@ -44,8 +44,8 @@ export async function post(path, fields, signal) {
   return send(path, { method: "POST", body, signal });
 }
 
-// Runs long work as a job. tell(event, data) hears what happens on the way; an aborted signal stops the work.
-export async function job(path, fields, signal, tell) {
+// Runs long work as a job. onEvent(event, data) is called for each event on the way; aborting the signal cancels the job.
+export async function job(path, fields, signal, onEvent) {
   const started = await (await post(path, { ...fields, wait: "false" }, signal)).json();
   const stop = () => send(`/api/jobs/${started.job}`, { method: "DELETE", keepalive: true }).catch(() => {});
   signal.addEventListener("abort", stop);
@@ -55,9 +55,9 @@ export async function job(path, fields, signal, tell) {
       if (event === "done") return data;
       if (event === "failed") throw new Problem(data.error, data.status);
       if (event === "cancelled") throw new DOMException("cancelled", "AbortError");
-      tell(event, data);
+      onEvent(event, data);
     }
-    throw new Problem("The server ended the work without an answer: try it again.");
+    throw new Problem("The server closed the connection without an answer: try again.");
   } finally {
     signal.removeEventListener("abort", stop);
   }
@@ -72,13 +72,13 @@ async function* events(body) {
     const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
-      const found = parsed(block);
-      if (found) yield found;
+      const message = parseEvent(block);
+      if (message) yield message;
     }
   }
 }
 
-function parsed(block) {
+function parseEvent(block) {
   let event = "message", data = "";
   for (const line of block.split("\n")) {
     if (line.startsWith("event:")) event = line.slice(6).trim();
@@ -89,11 +89,11 @@ function parsed(block) {
 
 async function send(path, options) {
   for (let tries = 1; ; tries++) {
-    const answer = await reached(path, options);
+    const answer = await request(path, options);
     if (answer.ok) return answer;
-    if (answer.status !== 429 || tries === TRIES) throw await problem(answer);
+    if (answer.status !== 429 || tries === TRIES) throw await toProblem(answer);
     const wait = Math.min(Number(answer.headers.get("Retry-After")) || 1, LONGEST_WAIT);
-    note(`The server is busy. Trying again in ${wait} s…`, true);
+    note(`The server is busy: trying again in ${wait} s…`, true);
     try {
       await pause(1000 * wait, options.signal);
     } finally {
@@ -102,20 +102,20 @@ async function send(path, options) {
   }
 }
 
-async function reached(path, options) {
+async function request(path, options) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   try {
     return await fetch(path, { ...options, headers, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The server does not answer. See whether `vitrail serve` is still running, then try again.");
+    throw new Problem("The server does not answer: check that `vitrail serve` is still running, then try again.");
   }
 }
 
-async function problem(answer) {
+async function toProblem(answer) {
   if (answer.status === 401) {
-    const asked = "This server asks for its token: open the address that `vitrail serve` printed, or give the token here.";
-    return new Problem(asked, 401);
+    const text = "This server requires a token: open the URL that `vitrail serve` printed, or enter the token here.";
+    return new Problem(text, 401);
   }
   let text = null;
   try {

@@ -1,8 +1,8 @@
-// The model's answer: five classes with bars; one is explained, another may be the rival.
-import { explain } from "./flow.js";
-import { complain } from "./notes.js";
+// The prediction: five classes with bars; one is explained, another may be contrasted with it.
+import { explain } from "./explain.js";
+import { element, find, percent } from "./helpers.js";
+import { showError } from "./messages.js";
 import { label, methodRow, on, state, target } from "./state.js";
-import { element, find, percent } from "./tools.js";
 
 const ROWS = 5, SUGGESTIONS = 30;
 
@@ -15,46 +15,46 @@ on("prediction choice explanation", show);
 
 function show() {
   if (!state.prediction) return;
-  const own = target(), rows = [...state.prediction.classes];
-  for (const index of [own.index, state.against]) {
+  const current = target(), rows = [...state.prediction.classes];
+  for (const index of [current.index, state.against]) {
     if (index !== null && !rows.some((row) => row.index === index)) {
-      rows.push({ index, probability: index === own.index ? own.probability : null });
+      rows.push({ index, probability: index === current.index ? current.probability : null });
     }
   }
-  const list = find("#classes"), place = focusPlace(list);
-  list.replaceChildren(...rows.map((row) => line(row, own.index)));
+  const list = find("#classes"), place = focusSelector(list);
+  list.replaceChildren(...rows.map((row) => line(row, current.index)));
   if (place) find(place, list)?.focus();
-  ask(own);
+  showQuestion(current);
 }
 
-// The list is drawn anew after every choice: the keyboard stays where it was.
-function focusPlace(list) {
+// The list is rebuilt after every choice: the focus stays where it was.
+function focusSelector(list) {
   const at = document.activeElement;
   return list.contains(at) && at.dataset.index ? `.${at.classList[0]}[data-index="${at.dataset.index}"]` : null;
 }
 
-function line({ index, probability }, chosen) {
-  const own = index === chosen, rival = index === state.against, name = label(index);
+function line({ index, probability }, targetIndex) {
+  const explained = index === targetIndex, rival = index === state.against, name = label(index);
   const bar = element("i");
   bar.style.setProperty("--share", probability ?? 0);
   const pressed = (is) => ({ type: "button", "data-index": index, "aria-pressed": String(is) });
-  const choose = element("button", { class: "class", ...pressed(own), onclick: () => aim(index) },
+  const choose = element("button", { class: "class", ...pressed(explained), onclick: () => aim(index) },
     element("span", { class: "name", title: name }, name),
     element("span", { class: "share" }, probability === null ? "–" : percent(probability)),
     element("span", { class: "bar", "aria-hidden": "true" }, bar));
   const oppose = element("button", {
-    class: "versus", ...pressed(rival), disabled: own || !methodRow()["class-specific"], onclick: () => contrast(rival ? null : index),
-    "aria-label": `Rather than ${name}`, title: `Why ${label(chosen)} rather than ${name}?`,
+    class: "versus", ...pressed(rival), disabled: explained || !methodRow()["class-specific"], onclick: () => contrast(rival ? null : index),
+    "aria-label": `Rather than ${name}`, title: `Why ${label(targetIndex)} rather than ${name}?`,
   }, "vs");
-  return element("li", { class: own ? "own" : rival ? "rival" : null }, choose, oppose);
+  return element("li", { class: explained ? "target" : rival ? "rival" : null }, choose, oppose);
 }
 
-function ask(own) {
-  const row = methodRow(), question = find("#question"), name = element("strong", { class: "for" }, own.label);
+function showQuestion(current) {
+  const row = methodRow(), question = find("#question"), name = element("strong", { class: "for" }, current.label);
   if (!row["class-specific"]) {
-    question.replaceChildren(`${row.name} gives one map for all classes.`);
+    question.replaceChildren(`${row.name} gives the same map for every class.`);
   } else if (state.against === null) {
-    question.replaceChildren("Why ", name, "? Press ", element("em", {}, "vs"), " to ask: rather than what?");
+    question.replaceChildren("Why ", name, "? Press ", element("em", {}, "vs"), " to contrast it with another class.");
   } else {
     const rival = element("strong", { class: "against" }, label(state.against));
     const clear = element("button", { type: "button", class: "link", onclick: () => contrast(null) }, "clear");
@@ -74,8 +74,8 @@ function contrast(index) {
   explain();
 }
 
-// Classes whose name holds what was typed; only one where it is the whole name, or its number.
-function fitting(typed) {
+// Classes whose name contains the text; a single one if it is the full name or the index.
+function matching(typed) {
   const wanted = typed.trim().toLowerCase(), names = state.model.labels.map((_, index) => label(index).toLowerCase());
   if (!wanted) return [];
   const exact = names.indexOf(wanted);
@@ -85,14 +85,14 @@ function fitting(typed) {
 }
 
 find("#other").addEventListener("input", ({ target: field }) => {
-  const close = fitting(field.value).slice(0, SUGGESTIONS);
-  find("#labels").replaceChildren(...close.map((index) => element("option", { value: label(index) })));
+  const matches = matching(field.value).slice(0, SUGGESTIONS);
+  find("#labels").replaceChildren(...matches.map((index) => element("option", { value: label(index) })));
 });
 find("#other").addEventListener("change", ({ target: field }) => {
-  const close = fitting(field.value), typed = field.value.trim();
-  if (close.length === 1) pickOther(close[0]);
-  else if (close.length) complain(new Error(`“${typed}” fits ${close.length} classes: type more of the name, or the number.`));
-  else if (typed) complain(new Error(`The model has no class “${typed}”.`));
+  const matches = matching(field.value), typed = field.value.trim();
+  if (matches.length === 1) pickOther(matches[0]);
+  else if (matches.length) showError(new Error(`“${typed}” matches ${matches.length} classes: type more of the name, or the number.`));
+  else if (typed) showError(new Error(`The model has no class “${typed}”.`));
 });
 
 function pickOther(index) {

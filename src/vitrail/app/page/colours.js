@@ -1,5 +1,5 @@
-// The colours of a map, the same as in the pictures that vitrail writes: red for the class and blue against it, about
-// zero; maps that know no "against" go from dark violet to yellow. The weaker the evidence, the more the photo shows.
+// The colours of a map, the same as in vitrail's figures: red for the class and blue against it, centred on
+// zero; unsigned maps go from dark violet to yellow. The weaker the evidence, the more transparent the colour.
 const FOR = "ee9677e58368dd7059d55d4ccb4942c13639b72230a81529930e26";
 const AGAINST = "81bad86bacd1569fc94291c23885bc2f79b5266caf1d5fa215508d";
 const SEQUENTIAL = "57106e69166e7c1d6d8f2469a02a63b3325ac43c4ed34743e15635ec6726f47918f98e09fca50afbba1ff7d13df2e865f5f992";
@@ -7,7 +7,7 @@ const SHADES = 256, FADE = 0.8, ROBUST = 0.995, FINEST = 384;
 
 const tables = { true: table(true), false: table(false) };
 
-// The values that the two ends of the colours stand for; the strongest half per cent is cut off.
+// The values at both ends of the colour map; the strongest half per cent is clipped.
 export function scaleOf(values, signed) {
   const sorted = Float64Array.from(values.flat(), (value) => (signed ? Math.abs(value) : value)).sort();
   const low = sorted[0], last = sorted.at(-1), robust = quantile(sorted);
@@ -22,8 +22,8 @@ function quantile(sorted) {
 
 export const faded = (alpha) => `grayscale(${0.9 * alpha})`;
 
-// A small canvas with the map in colours, to be drawn over the part of the picture that the model saw.
-export function painted({ values, signed }, smooth, finest = FINEST) {
+// A canvas with the coloured map, to be drawn over the part of the picture that the model sees.
+export function renderMap({ values, signed }, smooth, finest = FINEST) {
   const scale = scaleOf(values, signed);
   const rows = values.length, columns = values[0].length;
   const height = smooth ? Math.max(rows, finest) : rows, width = smooth ? Math.max(columns, finest) : columns;
@@ -58,7 +58,7 @@ function placed(value, { low, high, signed }) {
   return Math.min(Math.max((value - low) / (high - low), 0), 1);
 }
 
-// Between the middles of the cells.
+// Linear interpolation between the centres of the cells.
 function axis(pixels, cells) {
   return Array.from({ length: pixels }, (_, pixel) => {
     const place = Math.min(Math.max(((pixel + 0.5) * cells) / pixels - 0.5, 0), cells - 1);

@@ -1,11 +1,11 @@
-// Many methods side by side, each shown as soon as it is there.
+// Many methods side by side, each shown as soon as it is computed.
 import { job } from "./api.js";
-import { faded, painted } from "./colours.js";
-import { choiceFields, explain, showExplanation, withPicture } from "./flow.js";
-import { complain, note, speak } from "./notes.js";
+import { faded, renderMap } from "./colours.js";
+import { choiceFields, explain, showExplanation, withPicture } from "./explain.js";
+import { breakable, debounce, element, find, findAll, seconds } from "./helpers.js";
+import { note, showError, speak } from "./messages.js";
 import { Progress } from "./progress.js";
 import { label, on, state, target } from "./state.js";
-import { breakable, element, find, findAll, later, seconds } from "./tools.js";
 
 const LENS = 220, STEPS = 32;
 const progress = new Progress(find("#compare-progress"));
@@ -25,7 +25,7 @@ on("choice", () => {
   if (stale) cancel(); // its tiles would explain another class
 });
 on("explanation", mark);
-on("look", later(150, redraw));
+on("look", debounce(150, redraw));
 
 find("#run-compare").addEventListener("click", run);
 find("#sort").addEventListener("change", draw);
@@ -33,33 +33,33 @@ find("#sort").addEventListener("change", draw);
 async function run() {
   if (!state.prediction) return;
   cancel();
-  const own = target(), { model, against } = choiceFields();
-  running = Object.assign(new AbortController(), { target: own.index, against });
+  const current = target(), { model, against } = choiceFields();
+  running = Object.assign(new AbortController(), { target: current.index, against });
   const { signal } = running;
   rows = [...picked].map((method) => ({ method }));
-  find("#compared").textContent = `Why ${own.label}${against === null ? "" : ` rather than ${label(against)}`}?`;
+  find("#compared").textContent = `Why ${current.label}${against === null ? "" : ` rather than ${label(against)}`}?`;
   draw();
-  progress.start(`Why “${own.label}”?`, () => {
+  progress.start(`Why “${current.label}”?`, () => {
     cancel();
-    note("Comparison cancelled. What is there stays.");
+    note("Comparison cancelled. Finished methods are kept.");
   }, 0);
   try {
     const methods = picked.size ? [...picked].join(",") : null;
-    const space = state.model.view === "tokens" ? "tokens" : "pixels"; // as the animation has it
-    const fields = { model, target: own.index, against, methods, space, steps: STEPS };
-    await withPicture((picture) => job("/api/compare", { ...picture, ...fields }, signal, hear));
+    const space = state.model.view === "tokens" ? "tokens" : "pixels"; // as in the animation
+    const fields = { model, target: current.index, against, methods, space, steps: STEPS };
+    await withPicture((picture) => job("/api/compare", { ...picture, ...fields }, signal, onEvent));
     if (signal.aborted) return;
     speak(`${rows.length} methods compared.`);
     finish();
   } catch (error) {
     if (signal.aborted) return;
     finish();
-    complain(error);
+    showError(error);
   }
 }
 
-function hear(event, data) {
-  progress.hear(event, data);
+function onEvent(event, data) {
+  progress.update(event, data);
   if (data.methods && rows.length === 0) {
     rows = data.methods.map((method) => ({ method }));
     draw();
@@ -67,15 +67,15 @@ function hear(event, data) {
   if (event === "partial") place(data);
 }
 
-// While results come in, every tile keeps its place; they are sorted when all are there.
+// While results come in, every tile keeps its place; they are sorted when all are finished.
 function place(row) {
-  const at = rows.findIndex((one) => one.method === row.method);
+  const at = rows.findIndex((other) => other.method === row.method);
   if (at < 0) {
     rows.push(row);
     find("#tiles").append(tile(row));
   } else {
     rows[at] = row;
-    [...find("#tiles").children].find((own) => own.dataset.method === row.method).replaceWith(tile(row));
+    [...find("#tiles").children].find((item) => item.dataset.method === row.method).replaceWith(tile(row));
   }
   markBest();
 }
@@ -101,10 +101,10 @@ const keys = {
   name: () => 0,
 };
 
-// What failed is last; equals go by name.
+// Failed methods come last; ties are sorted by name.
 function sorted() {
   const key = keys[find("#sort").value];
-  const done = rows.filter((row) => row.values).sort((one, other) => key(one) - key(other) || one.method.localeCompare(other.method));
+  const done = rows.filter((row) => row.values).sort((a, b) => key(a) - key(b) || a.method.localeCompare(b.method));
   return [...done, ...rows.filter((row) => !row.values)];
 }
 
@@ -119,14 +119,14 @@ function draw() {
 function tile(row) {
   const name = element("span", { class: "name" }, ...breakable(row.method));
   const state = row.error ? " failed" : row.values ? "" : " waiting";
-  const own = element("li", { class: `tile${state}`, "data-method": row.method });
-  if (row.error) own.append(element("div", { class: "lens" }, element("p", {}, row.error)), name);
-  else if (!row.values) own.append(element("div", { class: "lens" }), name, ...Object.keys(FIGURES).map((of) => figure(of, "…")));
+  const item = element("li", { class: `tile${state}`, "data-method": row.method });
+  if (row.error) item.append(element("div", { class: "lens" }, element("p", {}, row.error)), name);
+  else if (!row.values) item.append(element("div", { class: "lens" }), name, ...Object.keys(FIGURES).map((of) => figure(of, "…")));
   else {
-    const figures = Object.entries(FIGURES).map(([of, told]) => figure(of, told(row)));
-    own.append(element("button", { type: "button", "aria-pressed": "false", onclick: () => take(row) }, lens(row), name, ...figures));
+    const figures = Object.entries(FIGURES).map(([name, format]) => figure(name, format(row)));
+    item.append(element("button", { type: "button", "aria-pressed": "false", onclick: () => take(row) }, lens(row), name, ...figures));
   }
-  return own;
+  return item;
 }
 
 const FIGURES = {
@@ -147,7 +147,7 @@ function lens(row) {
 }
 
 function drawLens(canvas, row) {
-  if (!state.prediction) return; // another picture or model is on its way
+  if (!state.prediction) return; // another picture or model is loading
   const context = canvas.getContext("2d"), photo = find("#photo"), [left, top, right, bottom] = state.prediction.box;
   const scale = photo.naturalWidth / state.prediction.size[0], part = [left, top, right - left, bottom - top];
   context.globalAlpha = 1;
@@ -158,7 +158,7 @@ function drawLens(canvas, row) {
   context.filter = "none";
   context.globalAlpha = state.alpha;
   context.imageSmoothingEnabled = state.smooth;
-  context.drawImage(painted(row, state.smooth, LENS), 0, 0, LENS, LENS);
+  context.drawImage(renderMap(row, state.smooth, LENS), 0, 0, LENS, LENS);
 }
 
 function redraw() {
@@ -179,13 +179,13 @@ function markBest() {
 
 function mark() {
   const shown = Object.keys(state.params).length ? null : state.explanation?.method;
-  for (const own of findAll("#tiles .tile")) {
-    find("button", own)?.setAttribute("aria-pressed", String(own.dataset.method === shown));
+  for (const item of findAll("#tiles .tile")) {
+    find("button", item)?.setAttribute("aria-pressed", String(item.dataset.method === shown));
   }
 }
 
 function take(row) {
-  Object.assign(state, { method: row.method, asked: null, params: {}, target: row.target ?? state.target, against: row.against ?? null });
+  Object.assign(state, { method: row.method, requestedMethod: null, params: {}, target: row.target ?? state.target, against: row.against ?? null });
   if (row.reduced) explain();
   else showExplanation(row);
   find("#glass").scrollIntoView({ block: "nearest" });
@@ -204,7 +204,7 @@ function buildChoices() {
 }
 
 function countChoices() {
-  find("#chosen").textContent = picked.size ? `· ${picked.size} chosen` : "· the usual ones";
+  find("#chosen").textContent = picked.size ? `· ${picked.size} chosen` : "· default selection";
 }
 
 find("#filter").addEventListener("input", ({ target: field }) => {

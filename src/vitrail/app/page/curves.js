@@ -1,8 +1,8 @@
-// Insertion and deletion as an animation: one request, then everything happens in the page.
-import { longWork } from "./flow.js";
-import { complain } from "./notes.js";
-import { on, order, state, tell } from "./state.js";
-import { calm, chosen, drawn, element, find } from "./tools.js";
+// Insertion and deletion curves as an animation, from a single request.
+import { longWork } from "./explain.js";
+import { checkedValue, element, find, reducedMotion, svgElement } from "./helpers.js";
+import { showError } from "./messages.js";
+import { emit, on, order, state } from "./state.js";
 
 const WIDTH = 320, HEIGHT = 150, LEFT = 34, RIGHT = 8, TOP = 8, BOTTOM = 30;
 const STEPS = 32, PACE = 110;
@@ -33,9 +33,9 @@ play.addEventListener("click", async () => {
   try {
     if (!scored) await fetchScores();
   } catch (error) {
-    return complain(error);
+    return showError(error);
   }
-  if (calm()) return show(scored.counts.length - 1);
+  if (reducedMotion()) return show(scored.counts.length - 1);
   if (step >= scored.counts.length - 1) step = 0;
   play.textContent = "Pause";
   timer = setInterval(advance, PACE);
@@ -48,9 +48,9 @@ async function fetchScores() {
   const about = state.explanation;
   try {
     const space = state.model.view === "tokens" ? "tokens" : "pixels";
-    const found = await longWork("Taking patches away", "/api/score", { space, steps: STEPS });
+    const scores = await longWork("Removing patches", "/api/score", { space, steps: STEPS });
     if (about !== state.explanation) throw new DOMException("another explanation", "AbortError");
-    scored = { order: order(), counts: evenly(found.curves.deletion.length - 1), ...found };
+    scored = { order: order(), counts: evenCounts(scores.curves.deletion.length - 1), ...scores };
   } finally {
     working = false;
     play.removeAttribute("aria-busy");
@@ -58,8 +58,8 @@ async function fetchScores() {
   Object.assign(scrub, { max: scored.counts.length - 1, disabled: false });
 }
 
-// A model without tokens answers for pixels: the patches follow at the same pace.
-function evenly(steps) {
+// Models without tokens are scored in pixels: the patches follow at the same rate.
+function evenCounts(steps) {
   const patches = state.explanation.tokens.flat().length;
   return Array.from({ length: steps + 1 }, (_, step) => Math.floor((step * patches) / steps));
 }
@@ -78,11 +78,11 @@ function halt() {
 function show(next) {
   step = next;
   scrub.value = step;
-  const way = chosen("way"), count = scored.counts[step];
+  const way = checkedValue("way"), count = scored.counts[step];
   reached[way] = Math.max(reached[way], step);
-  scrub.setAttribute("aria-valuetext", `${count} patches ${way === "deletion" ? "deleted" : "put back"}`);
+  scrub.setAttribute("aria-valuetext", `${count} patches ${way === "deletion" ? "deleted" : "inserted"}`);
   state.removed = new Set(way === "deletion" ? scored.order.slice(0, count) : scored.order.slice(count));
-  tell("removed", scored.curves[way][step]);
+  emit("removed", scored.curves[way][step]);
   draw();
 }
 
@@ -100,10 +100,10 @@ const across = (place, count) => LEFT + ((WIDTH - LEFT - RIGHT) * place) / (coun
 const down = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value);
 
 function draw() {
-  const way = chosen("way");
-  const plot = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": told() }, ...axes(way));
+  const way = checkedValue("way");
+  const plot = svgElement("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": describe() }, ...axes(way));
   if (scored) {
-    for (const own of ["deletion", "insertion"]) plot.append(...line(own, own === way));
+    for (const name of ["deletion", "insertion"]) plot.append(...line(name, name === way));
   }
   find("#curve").replaceChildren(plot, caption());
 }
@@ -112,39 +112,39 @@ function line(way, active) {
   const values = scored.curves[way];
   const at = (place) => [across(place, values.length), down(values[place])];
   const until = (last) => Array.from({ length: last + 1 }, (_, place) => at(place).join(",")).join(" ");
-  const lines = [drawn("polyline", { class: `${way} ghost`, points: until(reached[way]) })];
+  const lines = [svgElement("polyline", { class: `${way} ghost`, points: until(reached[way]) })];
   if (active) {
     const [cx, cy] = at(step);
-    lines.push(drawn("polyline", { class: way, points: until(step) }), drawn("circle", { class: way, r: 4, cx, cy }));
+    lines.push(svgElement("polyline", { class: way, points: until(step) }), svgElement("circle", { class: way, r: 4, cx, cy }));
   }
   return lines;
 }
 
 function axes(way) {
-  const text = (x, y, anchor, told) => drawn("text", { x, y, "text-anchor": anchor }, told);
+  const text = (x, y, anchor, content) => svgElement("text", { x, y, "text-anchor": anchor }, content);
   const marks = [0, 0.5, 1].flatMap((value, place) => {
     const y = down(value), percent = String(100 * value);
     return [
-      drawn("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
+      svgElement("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
       text(LEFT - 6, y + 4, "end", percent),
       text(across(value, 2), down(0) + 14, ["start", "middle", "end"][place], percent),
     ];
   });
-  const name = way === "deletion" ? "% of patches deleted" : "% of patches put back";
+  const name = way === "deletion" ? "% of patches deleted" : "% of patches inserted";
   return [...marks, text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, "middle", name)];
 }
 
 function caption() {
-  if (!scored) return element("figcaption", { class: "about" }, "Play takes the patches away one after another and draws what the model thinks.");
+  if (!scored) return element("figcaption", { class: "about" }, "Play removes the patches one after another and plots the probability.");
   const mean = (way, better) =>
     element("span", { class: `key ${way}` }, element("b", {}, `${way} ${scored[way].toFixed(3)}`), ` ${better}`);
   const means = [mean("deletion", "lower is better"), mean("insertion", "higher is better")];
   return element("figcaption", { class: "about keys" }, ...means);
 }
 
-function told() {
+function describe() {
   if (!scored) return "Probability over the share of patches: not played yet.";
-  const way = chosen("way"), values = scored.curves[way];
+  const way = checkedValue("way"), values = scored.curves[way];
   const at = (share) => `${Math.round(100 * values[Math.round(share * (values.length - 1))])} %`;
   return `${way}: ${at(0)} at the start, ${at(0.25)} after a quarter of the patches, ${at(0.5)} after half, ${at(1)} at the end.`;
 }

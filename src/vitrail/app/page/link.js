@@ -1,22 +1,22 @@
-// The view as the fragment of a link, and back.
+// The state of the page as the fragment of a link, and back.
 import { state } from "./state.js";
 
 export function readLink(hash) {
-  const given = new URLSearchParams(hash.replace(/^#/, ""));
-  const whole = (name) => (/^\d+$/.test(given.get(name) ?? "") ? Number(given.get(name)) : null);
-  const alpha = Number(given.get("alpha") ?? NaN);
-  const params = [...given].filter(([name]) => name.startsWith("p.")).map(([name, value]) => [name.slice(2), value]);
+  const fields = new URLSearchParams(hash.replace(/^#/, ""));
+  const integer = (name) => (/^\d+$/.test(fields.get(name) ?? "") ? Number(fields.get(name)) : null);
+  const alpha = Number(fields.get("alpha") ?? NaN);
+  const params = [...fields].filter(([name]) => name.startsWith("p.")).map(([name, value]) => [name.slice(2), value]);
   return {
-    token: given.get("token"),
-    model: given.get("model"),
-    sample: given.get("sample"),
-    picture: given.get("picture"),
-    method: given.get("method"),
-    target: whole("target"),
-    against: whole("against"),
-    removed: (given.get("removed") ?? "").split(",").filter((text) => /^\d+$/.test(text)).map(Number),
+    token: fields.get("token"),
+    model: fields.get("model"),
+    sample: fields.get("sample"),
+    picture: fields.get("picture"),
+    method: fields.get("method"),
+    target: integer("target"),
+    against: integer("against"),
+    removed: (fields.get("removed") ?? "").split(",").filter((text) => /^\d+$/.test(text)).map(Number),
     alpha: alpha >= 0 && alpha <= 1 ? alpha : null,
-    smooth: given.get("drawing") !== "blocks",
+    smooth: fields.get("drawing") !== "blocks",
     params: Object.fromEntries(params),
   };
 }
@@ -25,7 +25,7 @@ export function writeLink() {
   const { picture, model, method, target, against, removed, alpha, smooth, params } = state;
   if (!picture || !model) return "";
   const parts = { model: model.id, sample: picture.sample, picture: picture.sample ? null : picture.id, method, target, against };
-  if (removed.size) parts.removed = [...removed].sort((one, other) => one - other).join(",");
+  if (removed.size) parts.removed = [...removed].sort((a, b) => a - b).join(",");
   parts.alpha = Number(alpha.toFixed(2));
   if (!smooth) parts.drawing = "blocks";
   for (const [name, value] of Object.entries(params)) {

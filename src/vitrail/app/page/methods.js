@@ -1,22 +1,22 @@
-// The choice of a method, and a form for its parameters made from what the server says about them.
-import { explain } from "./flow.js";
+// The choice of a method, and the form for its parameters that the server describes.
+import { explain } from "./explain.js";
+import { breakable, element, find, seconds } from "./helpers.js";
 import { methodRow, on, state } from "./state.js";
-import { breakable, element, find, seconds } from "./tools.js";
 
 const select = find("#method"), form = find("#form");
 
 on("model", () => {
-  select.replaceChildren(...[...grouped([...state.methods, ...state.unfit])].map(([family, rows]) =>
+  select.replaceChildren(...[...grouped([...state.methods, ...state.unsupported])].map(([family, rows]) =>
     element("optgroup", { label: family }, ...rows.map(option))));
-  listUnfit();
+  listUnsupported();
   show();
 });
 on("choice picture explanation", show);
 
-// A method that the model cannot use is there too, and says why.
+// A method that does not support the model is listed too, with the reason.
 function option(row) {
-  const fits = state.methods.includes(row);
-  return element("option", { value: row.name, disabled: !fits, title: fits ? null : row.supported }, row.name);
+  const supported = state.methods.includes(row);
+  return element("option", { value: row.name, disabled: !supported, title: supported ? null : row.supported }, row.name);
 }
 
 function grouped(rows, by = "family") {
@@ -25,26 +25,26 @@ function grouped(rows, by = "family") {
   return groups;
 }
 
-function listUnfit() {
-  const { methods, unfit } = state, [count, all] = [unfit.length, unfit.length + methods.length];
-  find("#unfit").hidden = count === 0;
-  find("#unfit summary").textContent = `${count} of ${all} methods ${count === 1 ? "does" : "do"} not fit this model`;
-  find("#reasons").replaceChildren(...[...grouped(unfit, "supported")].flatMap(([reason, rows]) =>
+function listUnsupported() {
+  const { methods, unsupported } = state, [count, all] = [unsupported.length, unsupported.length + methods.length];
+  find("#unsupported").hidden = count === 0;
+  find("#unsupported summary").textContent = `${count} of ${all} methods ${count === 1 ? "does" : "do"} not support this model`;
+  find("#reasons").replaceChildren(...[...grouped(unsupported, "supported")].flatMap(([reason, rows]) =>
     [element("dt", {}, reason), element("dd", {}, ...breakable(rows.map((row) => row.name).join(", ")))]));
 }
 
-// Why another method is shown than the one that a link, or the model before, asked for.
-function excuse() {
-  const { asked, method, unfit } = state, row = unfit.find((one) => one.name === asked);
-  if (asked === null || asked === method) return "";
-  const why = row ? `${asked} does not fit this model: ${row.supported}.` : `There is no method “${asked}”.`;
+// Why the method shown is not the one that the link, or the previous model, had.
+function substitution() {
+  const { requestedMethod, method, unsupported } = state, row = unsupported.find((other) => other.name === requestedMethod);
+  if (requestedMethod === null || requestedMethod === method) return "";
+  const why = row ? `${requestedMethod} does not support this model: ${row.supported}.` : `There is no method “${requestedMethod}”.`;
   return `${why} ${method} is shown instead.`;
 }
 
 function show() {
   const row = methodRow(), changes = Object.keys(state.params).length;
   select.value = state.method;
-  find("#instead").textContent = excuse();
+  find("#instead").textContent = substitution();
   const first = row.summary.charAt(0).toUpperCase() + row.summary.slice(1).replaceAll("``", "");
   const took = state.explanation?.method === row.name ? ` Took ${seconds(state.explanation.seconds)}.` : "";
   const paper = element("span", { class: "paper" }, `${row.paper}. Cost: ${cost(row.cost)}.${took}`);
@@ -69,7 +69,7 @@ function build(row) {
       element("button", { type: "button", onclick: backToDefaults }, "Defaults")));
 }
 
-// Also what was typed and not applied goes; the work is done again only where something else was applied.
+// Discards what was typed; explains again only if other parameters were applied.
 function backToDefaults() {
   const applied = Object.keys(state.params).length > 0;
   state.params = {};
@@ -92,7 +92,7 @@ function input(about, id, value) {
   }
   if (about.kind === "choice" || about.kind === "boolean") {
     const choices = about.kind === "boolean" ? [true, false] : about.choices;
-    const options = choices.map((one) => element("option", { value: JSON.stringify(one), selected: one === value }, String(one)));
+    const options = choices.map((choice) => element("option", { value: JSON.stringify(choice), selected: choice === value }, String(choice)));
     if (about.optional) options.unshift(element("option", { value: "null", selected: value === null }, "automatic"));
     return element("select", named, ...options);
   }
@@ -105,12 +105,12 @@ function input(about, id, value) {
   });
 }
 
-// What the form holds, as the server wants it: numbers as numbers, an empty field as "automatic".
+// The value of a field with its type; an empty optional field is null (automatic).
 function read(about) {
-  const own = form.elements[about.name];
-  if (own.type === "checkbox") return own.checked;
-  if (own.tagName === "SELECT") return JSON.parse(own.value);
-  const text = own.value.trim();
+  const input = form.elements[about.name];
+  if (input.type === "checkbox") return input.checked;
+  if (input.tagName === "SELECT") return JSON.parse(input.value);
+  const text = input.value.trim();
   if (!text && about.optional) return null;
   if (about.kind === "integer" || about.kind === "number") return Number(text);
   if (about.kind === "numbers") return text.split(/[\s,]+/).filter(Boolean).map(Number);
@@ -139,7 +139,7 @@ form.addEventListener("submit", (event) => {
 });
 
 select.addEventListener("change", () => {
-  Object.assign(state, { method: select.value, asked: null, params: {} });
+  Object.assign(state, { method: select.value, requestedMethod: null, params: {} });
   if (!methodRow()["class-specific"]) state.against = null;
   explain();
 });

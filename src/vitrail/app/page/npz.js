@@ -1,4 +1,4 @@
-// Arrays as numpy.load reads them: .npy files in a zip archive without compression.
+// Arrays in the format of numpy.load: .npy files in an uncompressed zip archive.
 const text = new TextEncoder();
 
 // arrays: name → {shape, dtype ("<f4", "<f8" or "<i4"), data}

@@ -1,20 +1,20 @@
-// What the page knows, and who wants to hear that it changed.
+// The state of the page, and listeners for its changes.
 export const state = {
   models: [],
   samples: [],
-  model: null, // one of models
-  methods: [], // those that fit the model
-  unfit: [], // the others
-  insists: false, // whether the reader chose the model: then a sample does not change it
+  model: null, // from models
+  methods: [], // that support the model
+  unsupported: [], // those that do not
+  modelPinned: false, // the user chose the model: a sample does not change it
   picture: null, // {file?, sample?, id?, url, name}
-  prediction: null, // the answer of /api/predict
-  explanation: null, // the answer of /api/explain
-  target: null, // index of a class; null = the predicted one
+  prediction: null, // answer of /api/predict
+  explanation: null, // answer of /api/explain
+  target: null, // index of a class; null: the predicted class
   against: null,
   method: null, // name
-  asked: null, // the method that was asked for, where the model may not have it
-  params: {}, // only what differs from the method's defaults
-  removed: new Set(), // numbers of patches
+  requestedMethod: null, // which the model may not support
+  params: {}, // that differ from the method's defaults
+  removed: new Set(), // indices of patches
   alpha: 0.85,
   smooth: true,
 };
@@ -26,7 +26,7 @@ export function on(topics, listener) {
 }
 
 // Topics: model, picture, nothing (no picture any more), prediction, choice, explanation, removed, look.
-export function tell(topic, detail) {
+export function emit(topic, detail) {
   for (const listener of listeners[topic] ?? []) listener(detail);
 }
 
@@ -34,23 +34,23 @@ export function methodRow(name = state.method) {
   return state.methods.find((row) => row.name === name);
 }
 
-// A name that two classes share is told with its number.
+// A name that several classes share is followed by the index.
 export function label(index) {
   const name = state.model.labels?.[index];
   if (name === undefined) return `class ${index}`;
   return sharedNames(state.model).has(name) ? `${name} (${index})` : name;
 }
 
-const shared = new WeakMap(); // of a model: the names that stand for several of its classes
+const shared = new WeakMap(); // model → names that several of its classes share
 function sharedNames(model) {
   if (!shared.has(model)) {
-    const seen = new Set();
-    shared.set(model, new Set(model.labels.filter((name) => seen.has(name) || !seen.add(name))));
+    const names = new Set();
+    shared.set(model, new Set(model.labels.filter((name) => names.has(name) || !names.add(name))));
   }
   return shared.get(model);
 }
 
-// What the explained class is called and how likely it is, as far as it is known.
+// The explained class, with its name and probability if known.
 export function target() {
   const { explanation, prediction } = state;
   const index = state.target ?? prediction?.classes[0].index ?? null;
@@ -60,8 +60,8 @@ export function target() {
   return { index, label: label(index), probability };
 }
 
-// Patches from the most to the least important, by the map on the grid of patches.
+// Patches from the most to the least important.
 export function order() {
   const flat = state.explanation.tokens.flat();
-  return flat.map((_, place) => place).sort((one, other) => flat[other] - flat[one] || one - other);
+  return flat.map((_, place) => place).sort((a, b) => flat[b] - flat[a] || a - b);
 }

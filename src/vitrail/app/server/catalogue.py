@@ -1,4 +1,4 @@
-"""What a server offers: its models, and its methods with the form of their parameters."""
+"""What a server offers: its models, and its methods with a form for their parameters."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def describe_model(name: str, view: View) -> Row:
     }
 
 
-def methods_of(view: View) -> list[Row]:
-    """The rows of ``vitrail methods --json --model``, and a form for each."""
+def describe_methods_of(view: View) -> list[Row]:
+    """The rows of ``vitrail methods --json --model``, each with a form."""
     rows = describe_methods("*", view)
     for row in rows:
-        row["form"] = form(get_method(row["name"]))
+        row["form"] = parameter_form(get_method(row["name"]))
     return rows
 
 
-def form(method: MethodFactory) -> list[Row]:
-    """One entry for each parameter: what a page needs to ask for it."""
+def parameter_form(method: MethodFactory) -> list[Row]:
+    """One entry per parameter, with what a form needs to ask for it."""
     hints = method.parameter_types()
-    return [_entry(name, hints[name], usual) for name, usual in method.parameters().items()]
+    return [_entry(name, hints[name], default) for name, default in method.parameters().items()]
 
 
-def _entry(name: str, hint: Any, usual: Any) -> Row:
-    kinds = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
-    optional = NoneType in kinds
-    kinds = [kind for kind in kinds if kind is not NoneType]
+def _entry(name: str, hint: Any, default: Any) -> Row:
+    types = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
+    optional = NoneType in types
+    types = [type_ for type_ in types if type_ is not NoneType]
     choices = None
-    if any(get_origin(kind) is tuple for kind in kinds):
+    if any(get_origin(type_) is tuple for type_ in types):
         kind = "numbers"
-    elif get_origin(kinds[0]) is Literal:
-        kind, choices = "choice", list(get_args(kinds[0]))
+    elif get_origin(types[0]) is Literal:
+        kind, choices = "choice", list(get_args(types[0]))
     else:
-        kind = {int: "integer", float: "number", bool: "boolean"}.get(kinds[0], "text")
-    return {"name": name, "kind": kind, "default": usual, "choices": choices, "optional": optional}
+        kind = {int: "integer", float: "number", bool: "boolean"}.get(types[0], "text")
+    return {"name": name, "kind": kind, "default": default, "choices": choices, "optional": optional}

@@ -1,4 +1,4 @@
-"""Uploads become pixels in a process of their own, with a time limit and a memory limit and without torch."""
+"""Uploads are decoded in a separate process, without torch, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from vitrail.app.server.errors import Refused
-from vitrail.app.server.processes import Child, Header, behave_as_child, leave, limit_memory, receive, send
+from vitrail.app.server.processes import Child, Header, exit_process, ignore_interrupt, limit_memory, receive, send
+from vitrail.app.server.responses import RequestError
 from vitrail.app.server.settings import Settings
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from PIL import Image
 
-# What browsers show too.
+# What browsers can display.
 FORMATS = {
     "JPEG": "image/jpeg",
     "PNG": "image/png",
@@ -27,8 +27,7 @@ FORMATS = {
     "BMP": "image/bmp",
     "AVIF": "image/avif",
 }
-MOST_OBLONG = 100  # how many times longer than wide a picture may be
-
+MAX_ASPECT_RATIO = 100
 START_SECONDS = 60.0
 
 
@@ -37,12 +36,12 @@ class Decoded:
     """An upright RGB picture."""
 
     size: tuple[int, int]
-    kind: str  # the upload's media type
+    type: str  # media type of the upload
     pixels: bytes
 
 
 class Decoder:
-    """Decodes one upload after another; at most ``settings.queue`` wait."""
+    """Decodes one upload at a time; at most ``settings.queue`` wait."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -55,139 +54,134 @@ class Decoder:
     def start(self) -> None:
         self._ready = asyncio.Event()
         limits = (self.settings.max_pixels, self.settings.decode_bytes)
-        self._child = Child(serve, limits, self._heard, self._lost)
+        self._child = Child(serve, limits, self._on_message, self._on_exit)
 
     def stop(self) -> Child | None:
-        """Ends the process at once; the one that ends is returned."""
+        """Kills the process and returns it."""
         child, self._child = self._child, None
         if child is not None:
-            child.end()
+            child.kill()
         return child
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._child is None else self._child.process.pid
 
     async def decode(self, data: bytes) -> Decoded:
         if self._waiting >= self.settings.queue:
-            raise Refused(429, "too many pictures are being read: try again in a moment.", retry=2)
+            raise RequestError(429, "too many uploads are being decoded: try again later.", retry_after=2)
         self._waiting += 1
         try:
             async with self._turn:
-                header, pixels = await self._ask(data)
+                header, pixels = await self._request(data)
         finally:
             self._waiting -= 1
         if "error" in header:
-            raise Refused(header["status"], header["error"])
+            raise RequestError(header["status"], header["error"])
         width, height = header["size"]
         if len(pixels) != width * height * 3 or width * height > self.settings.max_pixels:
-            raise Refused(422, "the picture could not be decoded: export it again as JPEG or PNG.")
-        return Decoded((width, height), header["kind"], pixels)
+            raise RequestError(422, "the upload cannot be decoded: export it again as JPEG or PNG.")
+        return Decoded((width, height), header["type"], pixels)
 
-    async def _ask(self, data: bytes) -> tuple[Header, bytes]:
+    async def _request(self, data: bytes) -> tuple[Header, bytes]:
         if self._child is None:
             self.start()
         assert self._child is not None
         self._answer = asyncio.get_running_loop().create_future()
         try:
             self._child.send({}, data)
-            await asyncio.wait_for(self._ready.wait(), START_SECONDS)  # its start does not count
+            await asyncio.wait_for(self._ready.wait(), START_SECONDS)  # starting does not count as decoding
             return await asyncio.wait_for(self._answer, self.settings.decode_seconds)
         except TimeoutError:
-            self._again()
+            self._restart()
             limit = f"{self.settings.decode_seconds:g} seconds"
-            raise Refused(422, f"the picture takes longer than {limit} to decode: send a smaller one.") from None
-        except BaseException:  # the request was given up: its answer must not become the next one's
-            self._again()
+            raise RequestError(422, f"decoding the upload takes longer than {limit}: send a smaller image.") from None
+        except BaseException:  # the request was abandoned: its answer must not become that of the next
+            self._restart()
             raise
         finally:
             self._answer = None
 
-    def _again(self) -> None:
+    def _restart(self) -> None:
         self.stop()
         self.start()
 
-    def _heard(self, header: Header, blob: bytes) -> None:
+    def _on_message(self, header: Header, blob: bytes) -> None:
         if header.get("ready"):
             self._ready.set()
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result((header, blob))
 
-    def _lost(self) -> None:
-        """The next picture starts a new process."""
+    def _on_exit(self) -> None:
+        """The next upload starts a new process."""
         self._child = None
         self._ready.set()
         if self._answer is not None and not self._answer.done():
-            sentence = "the picture needs more memory than is allowed, or is damaged: send a smaller one, or a copy."
-            self._answer.set_result(({"status": 422, "error": sentence}, b""))
+            message = "the upload is corrupt or needs too much memory to decode: send a smaller image, or a copy."
+            self._answer.set_result(({"status": 422, "error": message}, b""))
 
 
 def serve(pipe: Connection, max_pixels: int, memory: int) -> None:
-    """The child: a picture for every message."""
-    behave_as_child()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # each would reserve address space
+    """Main function of the process: decodes an upload per message."""
+    ignore_interrupt()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # each thread would reserve address space
     from PIL import Image
 
-    import vitrail.data.images  # noqa: F401 — before the limit and before the first picture waits
+    import vitrail.data.images  # noqa: F401 — imported before memory is limited
 
     Image.init()
     Image.MAX_IMAGE_PIXELS = max_pixels
-    warnings.simplefilter("ignore")  # more pixels than that are refused below, not warned of
+    warnings.simplefilter("ignore")  # larger images are refused below, without a warning
     limit_memory("address space", memory)
     send(pipe, {"ready": True})
     while True:
         try:
-            answer_one(pipe, max_pixels)
+            decode_next(pipe, max_pixels)
         except (EOFError, OSError):
-            leave()
+            exit_process()
 
 
-def answer_one(pipe: Connection, max_pixels: int) -> None:
-    """The next upload; nothing of it stays."""
+def decode_next(pipe: Connection, max_pixels: int) -> None:
+    """In a function, so that no reference to an upload survives it."""
     _, data = receive(pipe)
     try:
-        image, kind = decode(data, max_pixels)
+        image, media_type = decode(data, max_pixels)
         size, pixels = image.size, image.tobytes()
-    except Refused as error:
+    except RequestError as error:
         send(pipe, {"status": error.status, "error": str(error)})
     except MemoryError:
-        send(pipe, {"status": 413, "error": "the picture needs too much memory to decode: send a smaller one."})
+        send(pipe, {"status": 413, "error": "the upload needs too much memory to decode: send a smaller image."})
     else:
-        send(pipe, {"size": list(size), "kind": kind}, pixels)
+        send(pipe, {"size": list(size), "type": media_type}, pixels)
 
 
 def decode(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
-    """The upright RGB picture in an upload, and the upload's media type."""
+    """The upright RGB image, and the media type of the upload."""
     from vitrail.data.images import read_image
 
     image = _open(data)
     width, height = image.size
+    shape = f"{width:,} × {height:,}"
     if width * height > max_pixels:
-        given = f"{width:,} × {height:,}"
-        raise Refused(413, f"the picture has {given} pixels, expected at most {max_pixels:,}: shrink it first.")
-    if max(width, height) > MOST_OBLONG * min(width, height):
-        given = f"{width:,} × {height:,}"
-        raise Refused(422, f"the picture is {given}, more than {MOST_OBLONG} times longer than wide: crop it.")
-    kind = FORMATS.get(image.format or "", FORMATS["JPEG"])  # some phones make a JPEG with several pictures, MPO
+        raise RequestError(413, f"the upload has {shape} pixels, expected at most {max_pixels:,}: downscale it first.")
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise RequestError(422, f"the upload has {shape} pixels, an aspect ratio above {MAX_ASPECT_RATIO}: crop it.")
+    media_type = FORMATS.get(image.format or "", FORMATS["JPEG"])  # MPO: a JPEG with several images, of some phones
     try:
-        return read_image(image), kind
+        return read_image(image), media_type
     except VitrailError as error:
-        raise Refused(422, str(error).replace("the given image", "the upload")) from None
+        raise RequestError(422, str(error).replace("the given image", "the upload")) from None
 
 
 def _open(data: bytes) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     if not data:
-        raise Refused(415, "the upload is empty (0 bytes): send a picture.")
+        raise RequestError(415, "the upload is empty (0 bytes): send an image.")
     try:
         return Image.open(io.BytesIO(data), formats=list(FORMATS))
     except Image.DecompressionBombError:
-        raise Refused(413, "the picture has far too many pixels: shrink it first.") from None
+        raise RequestError(413, "the upload has far too many pixels: downscale it first.") from None
     except MemoryError:
         raise
     except UnidentifiedImageError:
         pass
-    except Exception:  # Pillow's plugins raise almost anything on damaged headers
-        raise Refused(422, "the header of the picture is damaged: export it again as JPEG or PNG.") from None
-    raise Refused(415, f"the upload is no picture that can be read: expected one of {', '.join(FORMATS)}.")
+    except Exception:  # Pillow's plugins raise almost anything on corrupt headers
+        raise RequestError(422, "the header of the upload is corrupt: export it again as JPEG or PNG.") from None
+    raise RequestError(415, f"the upload is not an image that can be read: expected one of {', '.join(FORMATS)}.")

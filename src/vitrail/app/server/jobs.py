@@ -1,4 +1,4 @@
-"""Jobs: what waits, what runs, what became of it."""
+"""Jobs: waiting, running, finished."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import asyncio
 import json
 import secrets
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vitrail.app.server.bounded import Bounded
-from vitrail.app.server.encoding import as_json
-from vitrail.app.server.errors import Refused
+from vitrail.app.server.cache import ByteCache
+from vitrail.app.server.responses import RequestError, to_json
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 
 QUICK = frozenset({"predict", "mask"})
-KEPT_BYTES = 16 * 2**20  # of finished jobs that may still be asked for
-PER_JOB = 2048  # bytes that a job takes besides its answer
+FINISHED_BYTES = 16 * 2**20  # of finished jobs that can still be looked up
+OVERHEAD = 2048  # bytes of a job or answer besides its contents
+PING_SECONDS = 15.0  # a comment now and then keeps proxies from closing an event stream
 
 
-class Cancelled(BaseException):  # like KeyboardInterrupt: nothing on the way may catch it
-    """The work is no longer wanted."""
+class Cancelled(BaseException):  # like KeyboardInterrupt: no handler in between may catch it
+    """The job was cancelled."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be done: the kind of work, the model, the picture and the other fields."""
+    """The work to do: its kind, the model, the id of the picture and the other fields of the form."""
 
     kind: str
     model: str
@@ -45,97 +45,124 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """The body of a response."""
+    """Media type and body of a response."""
 
     type: str
     body: bytes
 
+    @property
+    def size(self) -> int:
+        return OVERHEAD + len(self.body)
+
 
 @dataclass(eq=False)
 class Job:
-    """A task on its way. ``events`` are for whoever follows it; ``changed`` wakes them."""
+    """A task in progress. ``events`` is its history; ``changed`` wakes those who stream it."""
 
     task: Task
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     state: State = "queued"
     events: list[tuple[str, bytes]] = field(default_factory=list)
     progress: bytes | None = None
-    steps: int = 0  # how often progress was told
-    place: int = 0  # how many events came before the last progress
+    progress_count: int = 0  # number of progress reports so far
+    progress_index: int = 0  # number of events before the last progress report
     answer: Answer | None = None
-    error: Refused | None = None
-    overdue: bool = False
-    unwanted: bool = False
+    error: RequestError | None = None
+    timed_out: bool = False
+    cancel_requested: bool = False
     timer: asyncio.TimerHandle | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def finished(self) -> bool:
-        return self.over.is_set()
+        return self.ended.is_set()
 
     @property
-    def share(self) -> float:
-        """How much is done, 0…1."""
+    def fraction(self) -> float:
+        """Fraction of the work done, 0…1."""
         if self.state == "done":
             return 1.0
-        said = {} if self.progress is None else json.loads(self.progress)
-        return min(1.0, said["done"] / said["total"]) if said.get("total") else 0.0
+        report = {} if self.progress is None else json.loads(self.progress)
+        return min(1.0, report["done"] / report["total"]) if report.get("total") else 0.0
 
     @property
-    def weight(self) -> int:
-        """In bytes."""
-        held = sum(len(data) for _, data in self.events)
-        return PER_JOB + held + (0 if self.answer is None else len(self.answer.body))
+    def size(self) -> int:
+        """Memory in bytes."""
+        return OVERHEAD + sum(len(data) for _, data in self.events) + (len(self.answer.body) if self.answer else 0)
 
-    def tell(self, name: str, data: bytes) -> None:
-        """Every event is kept but progress, of which the last counts."""
+    def emit(self, name: str, data: bytes) -> None:
+        """Adds an event; of progress only the latest is kept."""
         if name == "progress":
-            self.progress, self.steps, self.place = data, self.steps + 1, len(self.events)
+            self.progress, self.progress_count, self.progress_index = data, self.progress_count + 1, len(self.events)
         else:
             self.events.append((name, data))
-        self._wake()
+        self._notify()
 
-    def end(self, state: State, answer: Answer | None = None, error: Refused | None = None) -> None:
+    def finish(self, state: State, answer: Answer | None = None, error: RequestError | None = None) -> None:
         self.state, self.answer, self.error = state, answer, error
         if self.timer is not None:
             self.timer.cancel()
         if answer is not None and answer.type == "application/json":
             data = answer.body
         else:
-            data = as_json({} if error is None else {"error": str(error), "status": error.status})
+            data = to_json({} if error is None else {"error": str(error), "status": error.status})
         self.events.append((state, data))
-        self.over.set()
-        self._wake()
+        self.ended.set()
+        self._notify()
 
-    def _wake(self) -> None:
-        before, self.changed = self.changed, asyncio.Event()
-        before.set()
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Server-sent events: all so far, then each as it happens, to the last; of progress only the latest."""
+        sent_events, sent_progress = 0, 0
+        while True:
+            changed = self.changed
+            while sent_events < len(self.events) or self.progress_count > sent_progress:
+                if sent_events >= self.progress_index and self.progress_count > sent_progress:
+                    sent_progress = self.progress_count
+                    if self.progress is not None and not self.finished:
+                        yield _encode_event("progress", self.progress)
+                else:
+                    sent_events += 1
+                    yield _encode_event(*self.events[sent_events - 1])
+            if self.finished:
+                return
+            try:
+                await asyncio.wait_for(changed.wait(), PING_SECONDS)
+            except TimeoutError:
+                yield b": ping\n\n"
+
+    def _notify(self) -> None:
+        previous, self.changed = self.changed, asyncio.Event()
+        previous.set()
 
 
-class Lane:
-    """Jobs of one kind that wait for their turn."""
+def _encode_event(name: str, data: bytes) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+
+class JobQueue:
+    """First in, first out; quick and long jobs have one each."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self._jobs: deque[Job] = deque()
-        self._taken: Job | None = None  # whose turn it was last
-        self._news = asyncio.Event()
+        self._taken: Job | None = None  # the last job that left the queue
+        self._added = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def all(self) -> list[Job]:
+    def waiting(self) -> list[Job]:
         return list(self._jobs)
 
     def position(self, job: Job) -> int | None:
-        """How many go before it, also the one that runs; None if it does not wait here."""
+        """Number of jobs ahead, including the running one; None if the job is not waiting."""
         return self._running + self._jobs.index(job) if job in self._jobs else None
 
     def add(self, job: Job) -> None:
         self._jobs.append(job)
-        self._tell_place(job)
-        self._news.set()
+        self._emit_position(job)
+        self._added.set()
 
     def remove(self, job: Job) -> bool:
         if job not in self._jobs:
@@ -143,94 +170,88 @@ class Lane:
         behind = list(self._jobs)[self._jobs.index(job) + 1 :]
         self._jobs.remove(job)
         for other in behind:
-            self._tell_place(other)
+            self._emit_position(other)
         return True
 
     async def next(self) -> Job:
         while not self._jobs:
-            self._news.clear()
-            await self._news.wait()
+            self._added.clear()
+            await self._added.wait()
         self._taken = self._jobs.popleft()
         for other in self._jobs:
-            self._tell_place(other)
+            self._emit_position(other)
         return self._taken
 
     @property
     def _running(self) -> int:
         return int(self._taken is not None and not self._taken.finished)
 
-    def _tell_place(self, job: Job) -> None:
-        """Only what is new: the first of those that wait keeps its place when the one before it begins."""
-        data = as_json({"position": self.position(job)})
+    def _emit_position(self, job: Job) -> None:
+        """Only if it has changed: the first in the queue keeps its position when the job ahead starts to run."""
+        data = to_json({"position": self.position(job)})
         if ("queued", data) not in job.events:
-            job.tell("queued", data)
+            job.emit("queued", data)
 
 
 class Jobs:
-    """Two lanes of waiting jobs, those that may be asked for by their id, and answers kept for the next time."""
+    """The two queues, the jobs that can be looked up by id, and the cache of answers."""
 
-    def __init__(self, most_waiting: int, cache_bytes: int) -> None:
-        self.quick, self.long = Lane(most_waiting), Lane(most_waiting)
-        self.answers: Bounded[Answer] = Bounded(cache_bytes)
-        self._followed: dict[str, Job] = {}
-        self._finished: Bounded[Job] = Bounded(KEPT_BYTES)
-        self._seconds = 1.0  # what a long job took of late
+    def __init__(self, capacity: int, cache_bytes: int) -> None:
+        self.quick, self.long = JobQueue(capacity), JobQueue(capacity)
+        self.answers: ByteCache[Hashable, Answer] = ByteCache(cache_bytes, lambda answer: answer.size)
+        self._active: dict[str, Job] = {}
+        self._finished: ByteCache[str, Job] = ByteCache(FINISHED_BYTES, lambda job: job.size)
+        self._seconds = 1.0  # running mean of the duration of a long job
 
-    def lane(self, task: Task) -> Lane:
+    def queue(self, task: Task) -> JobQueue:
         return self.quick if task.quick else self.long
 
-    def submit(self, task: Task, follow: bool) -> Job:
-        """A job that waits, or one that is done already; ``follow`` keeps it where its id finds it."""
-        job, known, lane = Job(task), self.answers.get(task.key), self.lane(task)
-        if known is not None:
-            job.end("done", known)
-        elif len(lane) >= lane.most:
-            sentence = f"the queue is full ({lane.most} jobs wait): try again in a moment."
-            raise Refused(429, sentence, retry=self._wait(lane))
+    def submit(self, task: Task, keep: bool) -> Job:
+        """A waiting job, or a finished one if the answer is cached; ``keep`` makes it available by its id."""
+        job, answer, queue = Job(task), self.answers.get(task.key), self.queue(task)
+        if answer is not None:
+            job.finish("done", answer)
+        elif len(queue) >= queue.capacity:
+            message = f"the queue is full ({queue.capacity} jobs are waiting): try again later."
+            raise RequestError(429, message, retry_after=self._expected_wait(queue))
         else:
-            lane.add(job)
-        if follow:
-            self._follow(job)
+            queue.add(job)
+        if keep:
+            (self._finished if job.finished else self._active)[job.id] = job
         return job
 
     def find(self, job_id: str) -> Job:
-        job = self._followed.get(job_id) or self._finished.get(job_id)
+        job = self._active.get(job_id) or self._finished.get(job_id)
         if job is None:
-            raise Refused(404, "there is no job with this id: it was never made, or its result is no longer kept.")
+            raise RequestError(404, "there is no job with this id: it never existed, or its result is no longer kept.")
         return job
 
     def drop(self, job: Job) -> bool:
-        """Whether the job was waiting; then it is cancelled."""
-        if not self.lane(job.task).remove(job):
+        """Cancels the job if it is waiting; returns whether it was."""
+        if not self.queue(job.task).remove(job):
             return False
-        job.end("cancelled", error=cancelled())
+        job.finish("cancelled", error=cancelled_error())
         self.settle(job)
         return True
 
     def settle(self, job: Job, seconds: float | None = None) -> None:
-        """A job has come to its end."""
-        if self._followed.pop(job.id, None) is not None:
-            self._finished.put(job.id, job, job.weight)
+        """Keeps a finished job and its answer; ``seconds`` is how long it ran."""
+        if self._active.pop(job.id, None) is not None:
+            self._finished[job.id] = job
         if seconds is not None and not job.task.quick:
             self._seconds += 0.2 * (seconds - self._seconds)
-        keep = job.state == "done" and job.task.kind != "compare"  # whose parts are kept by the worker
-        if keep and job.answer is not None:
-            self.answers.put(job.task.key, job.answer, len(job.answer.body) + PER_JOB)
+        # the worker caches the parts of a comparison
+        if job.state == "done" and job.answer is not None and job.task.kind != "compare":
+            self.answers[job.task.key] = job.answer
 
-    def _follow(self, job: Job) -> None:
-        if job.finished:
-            self._finished.put(job.id, job, job.weight)
-        else:
-            self._followed[job.id] = job
-
-    def _wait(self, lane: Lane) -> int:
-        each = 0.1 if lane is self.quick else self._seconds
-        return max(1, min(60, round(each * len(lane) / 2)))
+    def _expected_wait(self, queue: JobQueue) -> int:
+        per_job = 0.1 if queue is self.quick else self._seconds
+        return max(1, min(60, round(per_job * len(queue) / 2)))
 
 
-def cancelled() -> Refused:
-    return Refused(409, "the job was cancelled.")
+def cancelled_error() -> RequestError:
+    return RequestError(409, "the job was cancelled.")
 
 
-def overdue(seconds: float) -> Refused:
-    return Refused(408, f"the job took longer than {seconds:g} seconds: try fewer steps, masks or methods.")
+def timeout_error(seconds: float) -> RequestError:
+    return RequestError(408, f"the job took longer than {seconds:g} seconds: try fewer steps, masks or methods.")

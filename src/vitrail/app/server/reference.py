@@ -1,4 +1,4 @@
-"""A page about the interface, made from its description: no scripts, nothing from elsewhere."""
+"""The reference of the API at /api/docs, rendered from the OpenAPI description: no scripts, no external resources."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; bo
 """
 
 
-def reference(schema: dict[str, Any]) -> str:
-    """One section per operation: what it does, what it takes, what it answers."""
-    parts = schema.get("components", {}).get("schemas", {})
+def render_reference(schema: dict[str, Any]) -> str:
+    """One section per operation: description, fields, answers."""
+    components = schema.get("components", {}).get("schemas", {})
     sections = [
-        _section(path, verb, operation, parts)
+        _section(path, verb, operation, components)
         for path, verbs in schema["paths"].items()
         for verb, operation in verbs.items()
     ]
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>vitrail: HTTP interface</title>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>vitrail: HTTP API</title>'
         '<meta name="viewport" content="width=device-width"><link rel="icon" href="/static/favicon.svg">'
         '<link rel="stylesheet" href="/api/docs.css"></head>'
-        f"<body><main><h1>vitrail {escape(schema['info']['version'])}: HTTP interface</h1>"
-        '<p>The same as <a href="/api/openapi.json">OpenAPI</a>, for programs. Bodies are forms '
-        "(multipart/form-data); errors are JSON with one sentence in <code>error</code>.</p>"
+        f"<body><main><h1>vitrail {escape(schema['info']['version'])}: HTTP API</h1>"
+        '<p>Also as <a href="/api/openapi.json">OpenAPI description</a>. Bodies are forms (multipart/form-data); '
+        "errors are JSON objects with a sentence in <code>error</code>.</p>"
         f"{''.join(sections)}</main></body></html>"
     )
 
 
-def _section(path: str, verb: str, operation: dict[str, Any], parts: dict[str, Any]) -> str:
+def _section(path: str, verb: str, operation: dict[str, Any], components: dict[str, Any]) -> str:
     rows = [(p["name"], p["schema"], p.get("description", "")) for p in operation.get("parameters", [])]
     for content in operation.get("requestBody", {}).get("content", {}).values():
-        form = _resolved(content["schema"], parts)
-        rows += [(name, one, one.get("description", "")) for name, one in form.get("properties", {}).items()]
-    told = "".join(_row(name, kind, text) for name, kind, text in rows)
-    table = f"<table><tr><th>field</th><th>kind</th><th>default</th><th></th></tr>{told}</table>" if rows else ""
+        form = _resolve(content["schema"], components)
+        rows += [(name, field, field.get("description", "")) for name, field in form.get("properties", {}).items()]
+    body = "".join(_row(name, field, text) for name, field, text in rows)
+    table = f"<table><tr><th>field</th><th>type</th><th>default</th><th></th></tr>{body}</table>" if rows else ""
     answers = ", ".join(
         f"{status} {escape(_answer(answer))}" for status, answer in operation["responses"].items() if int(status) < 300
     )
@@ -48,15 +48,15 @@ def _section(path: str, verb: str, operation: dict[str, Any], parts: dict[str, A
     return f"<h2>{title}</h2><p>{escape(operation.get('description', ''))}</p>{table}<p>Answers: {answers}.</p>"
 
 
-def _row(name: str, kind: dict[str, Any], text: str) -> str:
-    default = "" if kind.get("default") is None else str(kind["default"])
-    cells = (f"<code>{escape(name)}</code>", escape(_kind(kind)), escape(default), escape(text))
+def _row(name: str, field: dict[str, Any], text: str) -> str:
+    default = "" if field.get("default") is None else str(field["default"])
+    cells = (f"<code>{escape(name)}</code>", escape(_type(field)), escape(default), escape(text))
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _kind(schema: dict[str, Any]) -> str:
+def _type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in schema["anyOf"] if one.get("type") != "null")
+        return " or ".join(_type(option) for option in schema["anyOf"] if option.get("type") != "null")
     if "enum" in schema:
         return " or ".join(map(str, schema["enum"]))
     if "contentMediaType" in schema or schema.get("format") == "binary":
@@ -73,6 +73,6 @@ def _answer(answer: dict[str, Any]) -> str:
     return "nothing"
 
 
-def _resolved(schema: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = parts.get(schema.get("$ref", "").rpartition("/")[2], schema)
-    return found
+def _resolve(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    resolved: dict[str, Any] = components.get(schema.get("$ref", "").rpartition("/")[2], schema)
+    return resolved

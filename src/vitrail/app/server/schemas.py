@@ -1,30 +1,62 @@
-"""Requests and answers; the OpenAPI description is made from these."""
+"""Forms and answers, from which the OpenAPI description is generated, and the errors of invalid fields."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-TEXT = 200  # letters of a name
-CALLS = 4000  # letters of a list of methods, or of parameters as JSON
-PATCHES = 100_000  # more than any model has
+MAX_NAME = 200  # characters
+MAX_LIST = 4000  # characters of a list of methods, or of parameters as JSON
+MAX_PATCHES = 100_000  # more than any model has
+
+# Pydantic's error types in our words.
+MESSAGES = {
+    "string_too_long": "expected at most {max_length} characters",
+    "too_long": "expected at most {max_length} characters",
+    "string_type": "expected text",
+    "string_pattern_mismatch": "expected the id of an earlier upload, as returned by /api/predict",
+    "int_parsing": "expected an integer",
+    "int_parsing_size": "expected a smaller integer",
+    "int_from_float": "expected an integer",
+    "int_type": "expected an integer",
+    "greater_than_equal": "expected {ge} or more",
+    "less_than_equal": "expected {le} or less",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "literal_error": "expected {expected}",
+    "extra_forbidden": "there is no such field, see /api/docs",
+    "missing": "the field is missing",
+}
+
+
+def describe_error(error: Mapping[str, Any]) -> str:
+    """A pydantic error as a sentence, without the value, which may be long."""
+    name = ".".join(str(part) for part in error["loc"][1:])[:80] or "the form"
+    if name == "image":
+        return "image: expected a file, but got text."
+    message = MESSAGES.get(error["type"])
+    if message is not None:
+        return f"{name}: {message.format(**error.get('ctx', {}))}."
+    message = error["msg"].removeprefix("Value error, ")  # raised by a validator below
+    return f"{name}: {message[:1].lower()}{message[1:]}."
 
 
 def _parameters(text: str) -> str:
-    """A JSON object, and no NaN in it."""
+    """A JSON object without NaN or infinity."""
     if not isinstance(_json(text), dict):
         raise ValueError('expected a JSON object such as {"masks": 256}')
     return text
 
 
 def _patches(text: str) -> str:
-    """A JSON list of whole numbers."""
-    given = _json(text)
-    if not isinstance(given, list) or not all(type(one) is int and 0 <= one < PATCHES for one in given):
-        raise ValueError("expected a JSON list of patch numbers such as [0, 17]")
+    """A JSON list of patch indices."""
+    indices = _json(text)
+    if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < MAX_PATCHES for index in indices):
+        raise ValueError("expected a JSON list of patch indices such as [0, 17]")
     return text
 
 
@@ -36,20 +68,20 @@ def _json(text: str) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _class(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-Name = Annotated[str, Field(max_length=TEXT)]
-Class = Annotated[str, BeforeValidator(_class), Field(max_length=TEXT)]
+Name = Annotated[str, Field(max_length=MAX_NAME)]
+Class = Annotated[str, BeforeValidator(_class), Field(max_length=MAX_NAME)]
 Space = Literal["pixels", "tokens"]
 Steps = Annotated[int, Field(ge=1, le=256)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Parameters = Annotated[str, Field(max_length=CALLS), AfterValidator(_parameters)]
-Patches = Annotated[str, Field(max_length=8 * PATCHES), AfterValidator(_patches)]
+Parameters = Annotated[str, Field(max_length=MAX_LIST), AfterValidator(_parameters)]
+Patches = Annotated[str, Field(max_length=8 * MAX_PATCHES), AfterValidator(_patches)]
 Pair = Annotated[list[int], Field(min_length=2, max_length=2)]
 Box = Annotated[list[float], Field(min_length=4, max_length=4)]
 Index = Annotated[int, Field(ge=0)]
@@ -57,18 +89,18 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class Form(BaseModel):
-    """What every form has; the picture is given by exactly one of image, picture and sample."""
+    """Fields of every form; exactly one of image, picture and sample names the picture."""
 
     model_config = ConfigDict(extra="forbid")
 
-    image: UploadFile | None = Field(None, description="A picture: JPEG, PNG, WebP, GIF, BMP or AVIF.")
+    image: UploadFile | None = Field(None, description="An image file: JPEG, PNG, WebP, GIF, BMP or AVIF.")
     picture: Sha256 | None = Field(None, description="The id of an earlier upload that is still in memory.")
-    sample: Name | None = Field(None, description="The name of a sample, see /api/samples.")
-    model: Name | None = Field(None, description="One of /api/models; default: the first.")
+    sample: Name | None = Field(None, description="The name of a sample from /api/samples.")
+    model: Name | None = Field(None, description="A model from /api/models; default: the first.")
 
 
 class PredictForm(Form):
-    """Which classes?"""
+    """Which class is it?"""
 
     wait: bool = True
     top: Annotated[int, Field(ge=1, le=100)] = 5
@@ -77,10 +109,10 @@ class PredictForm(Form):
 class PictureForm(Form):
     """Why this class?"""
 
-    method: Name | None = Field(None, description="One of /api/methods; default: the model's.")
-    target: Class | None = Field(None, description="The class, by number or name; default: the predicted one.")
-    against: Class | None = Field(None, description="Explain the target as opposed to this class.")
-    params: Parameters | None = Field(None, description='Parameters of the method, as JSON: {"masks": 256}.')
+    method: Name | None = Field(None, description="A method from /api/methods; default: the model's.")
+    target: Class | None = Field(None, description="The class, by index or name; default: the predicted class.")
+    against: Class | None = Field(None, description="Explain the target rather than this class.")
+    params: Parameters | None = Field(None, description='Parameters of the method as a JSON object: {"masks": 256}.')
 
 
 class ExplainForm(PictureForm):
@@ -90,18 +122,18 @@ class ExplainForm(PictureForm):
 
 
 class ScoreForm(ExplainForm):
-    """How good is the map?"""
+    """How faithful is the map?"""
 
     steps: Steps = 32
     space: Space = "pixels"
 
 
 class MaskForm(Form):
-    """What if these patches were not there?"""
+    """What if these patches were missing?"""
 
     wait: bool = True
-    removed: Patches | None = Field(None, description="Patch numbers as a JSON list: these go.")
-    kept: Patches | None = Field(None, description="Patch numbers as a JSON list: only these stay.")
+    removed: Patches | None = Field(None, description="Patches to remove: a JSON list of indices.")
+    kept: Patches | None = Field(None, description="Patches to keep: a JSON list of indices.")
     target: Class | None = None
 
 
@@ -109,7 +141,7 @@ class CompareForm(Form):
     """What do many methods say?"""
 
     wait: bool = True
-    methods: Annotated[str, Field(max_length=CALLS)] | None = Field(None, description="Names, with commas between.")
+    methods: Annotated[str, Field(max_length=MAX_LIST)] | None = Field(None, description="Comma-separated names.")
     target: Class | None = None
     against: Class | None = None
     score: bool = True
@@ -118,13 +150,13 @@ class CompareForm(Form):
 
 
 class Problem(BaseModel):
-    """Anything that went wrong, in one sentence."""
+    """An error, in one sentence."""
 
     error: str
 
 
 class Health(BaseModel):
-    """Whether the server works, and how much waits."""
+    """Whether the server is running, and the number of waiting jobs."""
 
     status: Literal["ok"]
     version: str
@@ -146,7 +178,7 @@ class Model(BaseModel):
 
 
 class Parameter(BaseModel):
-    """One parameter of a method, as a form asks for it."""
+    """One parameter of a method, for a form."""
 
     name: str
     kind: Literal["integer", "number", "boolean", "choice", "text", "numbers"]
@@ -156,7 +188,7 @@ class Parameter(BaseModel):
 
 
 class Method(BaseModel):
-    """A method; ``supported`` is "yes" or the reason why it cannot explain the model."""
+    """A method; ``supported`` is "yes" or the reason why it does not support the model."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -174,7 +206,7 @@ class Method(BaseModel):
 
 
 class SampleRow(BaseModel):
-    """A picture that the server has."""
+    """A sample picture."""
 
     name: str
     title: str
@@ -192,7 +224,7 @@ class ClassRow(BaseModel):
 
 
 class Prediction(BaseModel):
-    """The likeliest classes."""
+    """The most probable classes."""
 
     picture: Sha256
     model: str
@@ -229,14 +261,14 @@ class Explained(BaseModel):
 
 
 class Curves(BaseModel):
-    """Probabilities while parts appear or vanish."""
+    """Probabilities while parts are inserted or deleted."""
 
     insertion: list[float]
     deletion: list[float]
 
 
 class Scores(BaseModel):
-    """Areas under the curves; with space=tokens also the order of the patches and how many are changed."""
+    """Areas under the curves; with space=tokens also the order of the patches and the counts at each step."""
 
     picture: Sha256
     method: str
@@ -253,7 +285,7 @@ class Scores(BaseModel):
 
 
 class Masked(BaseModel):
-    """A class's probability with only some patches; ``full`` is that of the whole picture."""
+    """The probability of a class with a subset of the patches; ``full`` is that of the whole picture."""
 
     picture: Sha256
     target: Index
@@ -267,7 +299,7 @@ class Masked(BaseModel):
 
 
 class Comparison(BaseModel):
-    """One result per method: as of explain, with insertion and deletion; or the method and its error."""
+    """One result per method: that of explain, with insertion and deletion; or the method and its error."""
 
     picture: Sha256
     model_id: str
@@ -277,14 +309,14 @@ class Comparison(BaseModel):
 
 
 class Accepted(BaseModel):
-    """A job that was begun; follow its events."""
+    """A job that was submitted; follow its events."""
 
     job: str
     events: str
 
 
 class JobState(BaseModel):
-    """How far a job is; ``result`` or ``error`` once it is over."""
+    """The state of a job; ``result`` or ``error`` once it has ended."""
 
     job: str
     state: Literal["queued", "running", "done", "failed", "cancelled"]

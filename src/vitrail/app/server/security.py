@@ -1,4 +1,4 @@
-"""Who may ask, how much they may send, and what browsers are told."""
+"""Which requests are accepted, how large they may be, and the security headers of answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail.app.server.addresses import is_loopback
-from vitrail.app.server.errors import Refused
-from vitrail.app.server.settings import Settings
+from vitrail.app.server.responses import RequestError
+from vitrail.app.server.settings import Settings, is_loopback
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -30,14 +29,14 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
     "X-Frame-Options": "DENY",
 }
-# They say what the interface is, not what this server holds; a browser cannot send a token with a link.
-OPEN = frozenset({"/api/docs", "/api/docs.css", "/api/openapi.json"})
-DRAINED = 4  # times the limit that is read and thrown away, so that a client hears why it was refused
-IDLE_SECONDS = 0.5  # after which a client that was refused sends no more
+# These describe the API and not what this server holds; a browser cannot send a token with a link.
+PUBLIC = frozenset({"/api/docs", "/api/docs.css", "/api/openapi.json"})
+DRAIN_FACTOR = 4  # a refused body is discarded up to this many times the limit, so that the client reads the answer
+IDLE_SECONDS = 0.5  # without data, after which a refused client has stopped sending
 
 
 class Guard:
-    """Checks every request before the routes see it."""
+    """Middleware that checks every request before the routes see it."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.settings = app, settings
@@ -60,13 +59,13 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store" if api else "no-cache")
             await send(message)
 
-        if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):  # whose end would cancel a job
-            scope = {**scope, "method": "GET"}  # the web server knows that no body is wanted
+        if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):  # whose end would cancel the job
+            scope = {**scope, "method": "GET"}  # the web server drops the body
         body = Body(receive, self)
         try:
             check(scope, Headers(scope=scope), self.settings)
             body.announce(Headers(scope=scope).get("content-length", ""))
-        except Refused as error:
+        except RequestError as error:
             await body.drain()
             await refuse(error, guarded)
             return
@@ -77,7 +76,7 @@ class Guard:
 
 
 class Body:
-    """The body of one request, counted while it comes in."""
+    """The body of a request, counted while it arrives."""
 
     def __init__(self, receive: Receive, guard: Guard) -> None:
         self._receive, self._guard = receive, guard
@@ -95,7 +94,7 @@ class Body:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
-            raise Refused(408, "the request took too long to arrive: send it again, or a smaller picture.") from None
+            raise RequestError(408, "the request took too long to arrive: send it again, or a smaller image.") from None
         size = len(message.get("body", b""))
         self.held += size
         self._guard.receiving += size
@@ -105,64 +104,64 @@ class Body:
             raise self._too_large()
         if self._guard.receiving > self._guard.settings.receiving_bytes:
             await self.drain()
-            raise Refused(429, "too many pictures are on their way: try again in a moment.", retry=2)
+            raise RequestError(429, "too many uploads are in transit: try again later.", retry_after=2)
         return message
 
     async def drain(self) -> None:
-        """Reads on for a while without keeping anything: who is still sending would not hear an answer."""
-        most = DRAINED * self._guard.settings.body_bytes
+        """Discards the rest for a while: a client that is still sending would not read the answer."""
+        remaining = DRAIN_FACTOR * self._guard.settings.body_bytes
         with suppress(TimeoutError):
-            while not self._complete and most > 0:
+            while not self._complete and remaining > 0:
                 async with asyncio.timeout(IDLE_SECONDS):
                     message = await self._receive()
-                most -= len(message.get("body", b""))
+                remaining -= len(message.get("body", b""))
                 self._complete = message["type"] != "http.request" or not message.get("more_body", False)
         self._complete = True
 
-    def _too_large(self) -> Refused:
-        most = self._guard.settings.upload_bytes // 2**20
-        return Refused(413, f"the upload is too large, expected at most {most} MiB: send a smaller picture.")
+    def _too_large(self) -> RequestError:
+        limit = self._guard.settings.upload_bytes // 2**20
+        return RequestError(413, f"the upload is too large, expected at most {limit} MiB: send a smaller image.")
 
 
 def check(scope: Scope, headers: Headers, settings: Settings) -> None:
-    """Raises what is wrong with the sender."""
+    """Raises if the host, the origin or the token is wrong."""
     host = headers.get("host", "")
-    if settings.token is None and not is_loopback(name_of(host)):  # a foreign name that leads here: DNS rebinding
-        raise Refused(403, f"the host {host[:80]!r} is not this machine: use localhost, or start with --token.")
+    if settings.token is None and not is_loopback(host_name(host)):  # DNS rebinding
+        raise RequestError(403, f"the host {host[:80]!r} is not this machine: use localhost, or start with --token.")
     path, origin = scope["path"], headers.get("origin")
-    if origin is not None and site_of(origin) != host:
-        raise Refused(403, "requests from other sites are refused: use this server's own page, or no Origin header.")
-    if not path.startswith("/api") or path in OPEN:
+    if origin is not None and origin_host(origin) != host:
+        raise RequestError(403, "requests from other sites are refused: use this server's page, or no Origin header.")
+    if not path.startswith("/api") or path in PUBLIC:
         return
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise Refused(403, "requests from other sites are refused: use this server's own page.")
-    given = headers.get("authorization", "").partition(" ")[2]
-    if settings.token is not None and not secrets.compare_digest(given.encode(), settings.token.encode()):
-        wrong = "a token is needed" if not given else "the token is wrong, expected the one that vitrail serve printed"
-        raise Refused(401, f"{wrong}: send the header Authorization: Bearer TOKEN.")
+        raise RequestError(403, "requests from other sites are refused: use this server's page.")
+    token = headers.get("authorization", "").partition(" ")[2]
+    if settings.token is not None and not secrets.compare_digest(token.encode(), settings.token.encode()):
+        problem = "the token is wrong, expected the one that vitrail serve printed" if token else "a token is required"
+        raise RequestError(401, f"{problem}: send the header Authorization: Bearer TOKEN.")
 
 
-def site_of(origin: str) -> str | None:
-    """Host and port; None where there is none to read."""
+def origin_host(origin: str) -> str | None:
+    """Host and port; None if the origin is malformed."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
         return None
 
 
-def name_of(host: str) -> str:
-    """Without the port."""
+def host_name(host: str) -> str:
+    """The host without the port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower()
 
 
-async def refuse(error: Refused, send: Send) -> None:
+async def refuse(error: RequestError, send: Send) -> None:
     body = json.dumps({"error": str(error)}).encode()
     headers: Iterable[tuple[bytes, bytes]] = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        *([(b"retry-after", str(error.retry).encode())] if error.retry is not None else []),
+        *([(b"retry-after", str(error.retry_after).encode())] if error.retry_after is not None else []),
         *([(b"www-authenticate", b"Bearer")] if error.status == 401 else []),
     ]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

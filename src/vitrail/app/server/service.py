@@ -1,4 +1,4 @@
-"""Behind the routes: pictures come in, jobs go out."""
+"""Behind the routes: pictures, jobs and the two child processes."""
 
 from __future__ import annotations
 
@@ -6,45 +6,84 @@ import asyncio
 import hashlib
 import json
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import PurePath
 
-from vitrail.app.server.bounded import Bounded
+from vitrail.app.server.cache import ByteCache
 from vitrail.app.server.decoding import Decoded, Decoder
-from vitrail.app.server.dispatch import Dispatcher
-from vitrail.app.server.encoding import as_json
-from vitrail.app.server.errors import Refused
+from vitrail.app.server.dispatcher import Dispatcher
 from vitrail.app.server.jobs import Job, Jobs, Task
-from vitrail.app.server.samples import read_samples
+from vitrail.app.server.responses import RequestError, to_json
 from vitrail.app.server.settings import Settings
+
+# File, title, and the model trained on what it shows.
+SAMPLES = (
+    ("cat.jpg", "A cat", "photo"),
+    ("coffee.jpg", "A cup of coffee", "photo"),
+    ("rocket.jpg", "A rocket", "photo"),
+    ("star-and-heart.png", "Star and heart", "scenes"),
+    ("ring-and-hourglass.png", "Ring and hourglass", "scenes"),
+)
+SAMPLE_FOLDER = files("vitrail.app") / "samples"
+SAMPLE_TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An upload, or a sample."""
+    """An upload or a sample; ``id`` is the SHA-256 of the file."""
 
     id: str
     data: bytes
-    kind: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A picture that the server offers; ``model`` is None if the model it suits is not served."""
+
+    file: str
+    title: str
+    model: str | None
+    picture: Picture
+
+    @property
+    def name(self) -> str:
+        return PurePath(self.file).stem
+
+    def row(self) -> dict[str, str | None]:
+        """Its entry in ``/api/samples``."""
+        url = f"/samples/{self.file}"
+        return {"name": self.name, "title": self.title, "model": self.model, "url": url, "thumbnail": url}
+
+
+def read_samples(models: list[str]) -> dict[str, Sample]:
+    samples = {}
+    for file, title, model in SAMPLES:
+        data, path = (SAMPLE_FOLDER / file).read_bytes(), PurePath(file)
+        picture = Picture(hashlib.sha256(data).hexdigest(), data, SAMPLE_TYPES[path.suffix])
+        samples[path.stem] = Sample(file, title, model if model in models else None, picture)
+    return samples
 
 
 class Service:
-    """All that the routes need. ``start`` it in the event loop that serves them."""
+    """Everything the routes need. Call ``start`` in the event loop that serves them."""
 
     def __init__(self, settings: Settings, models: list[str]) -> None:
         self.settings, self.models = settings, list(dict.fromkeys(models))
         self.models_json = b"[]"
         self.methods_json: dict[str, bytes] = {}
         self.samples = read_samples(self.models)
-        self._lasting = {one.id: Picture(one.id, one.data, one.kind) for one in self.samples.values()}
+        self._sample_pictures = {sample.picture.id: sample.picture for sample in self.samples.values()}
         self._running = False
-        self.uploads: Bounded[Picture] = Bounded(settings.cache_bytes // 4)
+        self.uploads: ByteCache[str, Picture] = ByteCache(settings.cache_bytes // 4, lambda picture: len(picture.data))
 
     async def start(self) -> None:
-        """Starts both processes and waits until the models are there."""
+        """Starts both processes and waits until the models are loaded."""
         if self._running:
             return
         self.jobs = Jobs(self.settings.queue, self.settings.cache_bytes // 8)
         self.decoder = Decoder(self.settings)
-        self.dispatcher = Dispatcher(self.settings, self.models, self.jobs, self._pixels)
+        self.dispatcher = Dispatcher(self.settings, self.models, self.jobs, self._decode)
         self._running = True
         self.decoder.start()
         try:
@@ -52,9 +91,9 @@ class Service:
         except BaseException:
             await self.stop()
             raise
-        offer = json.loads(self.dispatcher.offer)
-        self.models_json = as_json(offer["models"])
-        self.methods_json = {name: as_json(rows) for name, rows in offer["methods"].items()}
+        catalogue = json.loads(self.dispatcher.catalogue)
+        self.models_json = to_json(catalogue["models"])
+        self.methods_json = {name: to_json(rows) for name, rows in catalogue["methods"].items()}
 
     async def stop(self) -> None:
         """Ends both processes and waits until they are gone."""
@@ -62,55 +101,48 @@ class Service:
             self._running = False
             for child in (self.decoder.stop(), self.dispatcher.stop()):
                 if child is not None:
-                    await asyncio.to_thread(child.wait)
+                    await asyncio.to_thread(child.join)
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes besides this one."""
-        return [pid for pid in (self.decoder.pid, self.dispatcher.pid) if pid is not None]
-
-    async def admit(self, data: bytes) -> Picture:
-        """An upload; it is decoded now, so that a bad one is refused at once."""
-        name = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
-        known = self._known(name)
-        if known is None:
-            found = await self.decoder.decode(data)
-            known = Picture(name, data, found.kind)
-            self.uploads.put(name, known, len(data))
-            await self.dispatcher.shelve(name, found)
-        return known
+    async def add_upload(self, data: bytes) -> Picture:
+        """Stores an upload; it is decoded now, so that an invalid one is refused at once."""
+        picture_id = await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+        picture = self._find_picture(picture_id)
+        if picture is None:
+            decoded = await self.decoder.decode(data)
+            picture = self.uploads[picture_id] = Picture(picture_id, data, decoded.type)
+            await self.dispatcher.send_picture(picture_id, decoded)
+        return picture
 
     def sample(self, name: str) -> Picture:
-        found = self.samples.get(name)
-        if found is None:
-            raise Refused(404, f"there is no sample {name!r}: expected one of {', '.join(self.samples) or 'none'}.")
-        return self._lasting[found.id]
+        if name not in self.samples:
+            raise RequestError(404, f"there is no sample {name!r}: expected one of {', '.join(self.samples)}.")
+        return self.samples[name].picture
 
-    def earlier(self, name: str) -> Picture:
-        known = self._known(name)
-        if known is None:
-            raise Refused(410, "this picture is no longer in the server's memory: send it again.")
-        return known
+    def picture(self, picture_id: str) -> Picture:
+        """An earlier upload, or a sample."""
+        picture = self._find_picture(picture_id)
+        if picture is None:
+            raise RequestError(410, "this picture is no longer in the server's memory: send it again.")
+        return picture
 
     def model(self, name: str | None) -> str:
-        """The model of a request; the first where none is named."""
-        chosen = self.models[0] if name is None else name
-        if chosen not in self.models:
-            raise Refused(404, f"this server has no model {name!r}: expected one of {', '.join(self.models)}.")
-        return chosen
+        """The model of a request; by default the first."""
+        if name is not None and name not in self.models:
+            raise RequestError(404, f"this server has no model {name!r}: expected one of {', '.join(self.models)}.")
+        return self.models[0] if name is None else name
 
-    def submit(self, task: Task, follow: bool) -> Job:
-        return self.jobs.submit(task, follow)
+    def submit(self, task: Task, keep: bool) -> Job:
+        return self.jobs.submit(task, keep)
 
     def cancel(self, job: Job) -> None:
         self.dispatcher.cancel(job)
 
-    def let_go(self) -> None:
-        """Every job ends, so that nobody waits any longer."""
-        self.dispatcher.let_go()
+    def cancel_all(self) -> None:
+        """Ends every job, so that no client waits any longer."""
+        self.dispatcher.cancel_all()
 
-    def _known(self, name: str) -> Picture | None:
-        return self.uploads.get(name) or self._lasting.get(name)
+    def _find_picture(self, picture_id: str) -> Picture | None:
+        return self.uploads.get(picture_id) or self._sample_pictures.get(picture_id)
 
-    async def _pixels(self, name: str) -> Decoded:
-        return await self.decoder.decode(self.earlier(name).data)
+    async def _decode(self, picture_id: str) -> Decoded:
+        return await self.decoder.decode(self.picture(picture_id).data)

@@ -1,14 +1,14 @@
-"""The work itself: plain functions from a model, a request and a listener to an answer that JSON can hold."""
+"""The work itself: functions from a model, a request and a progress callback to an answer in JSON or PNG."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -17,10 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.api import explain_each, see
-from vitrail.app.server.bounded import Bounded
-from vitrail.app.server.comparison import Answer, OutOfTime, Tell, Turn
-from vitrail.app.server.encoding import rounded
-from vitrail.app.server.errors import Refused
+from vitrail.app.server.cache import ByteCache
+from vitrail.app.server.responses import RequestError
 from vitrail.engine.requests import check_finite
 from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
@@ -34,37 +32,26 @@ from vitrail.models.view import View
 from vitrail.models.vit import ViT
 from vitrail.progress import watched
 
-MOST_VALUES = 224  # rows and columns of a map in an answer
-TILE = 64  # the same for one of many maps
-CELL = 16  # pixels of what counts as a patch where a model has none
-BLANK = Image.new("RGB", (1, 1))
+Answer = dict[str, Any]
+Report = Callable[[str, Answer], None]  # "progress" or "partial", and its data
 
-# Quick and different from each other: the default of a comparison.
+MAX_SIDE = 224  # rows and columns of a map in an answer
+TILE_SIDE = 64  # the same in a comparison
+PATCH_SIZE = 16  # pixels, for models without patch tokens
+BLANK = Image.new("RGB", (1, 1))
+OVERHEAD = 4096  # bytes of a cached result besides its numbers
+
+# Cheap methods of different families: the default of a comparison.
 COMPARED = (
     "decompx.skipplus", "att_ixg.plus", "vtranm", "trans_att", "gen_att", "attn_lrp", "conservative_lrp",
     "input_x_gradient", "grad_cam", "rollout", "raw_attention", "random",
 )  # fmt: skip
-FEW = 60  # passes that a method of a default comparison may need
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked about which picture. ``memory`` keeps maps and tokens, so that the next request is quick.
-
-    ``seconds`` is what each method of a comparison may take.
-    """
-
-    model: str
-    picture: str
-    image: Image.Image
-    fields: Answer = field(default_factory=dict)
-    memory: Bounded[Any] = field(default_factory=lambda: Bounded(64 * 2**20))
-    seconds: float = math.inf
+MAX_PASSES = 60  # of a method in a default comparison
 
 
 @dataclass(frozen=True)
 class Look:
-    """A picture as the model sees it, and what the model says."""
+    """A picture as the model sees it, and the prediction."""
 
     pixels: Tensor  # (1, 3, H, W)
     tokens: Tensor | None  # (1, P + N, d)
@@ -72,9 +59,39 @@ class Look:
     box: tuple[float, float, float, float]
 
 
-def predict(view: View, request: Request, tell: Tell) -> Answer:
-    """The likeliest classes."""
-    begin = time.perf_counter()
+Result = Look | Explanation | Answer
+
+
+def result_size(result: Result) -> int:
+    """Approximate memory of a cached result, in bytes."""
+    if isinstance(result, dict):  # scores
+        return OVERHEAD + 64 * (sum(map(len, result["ranks"])) + len(result["curves"]["insertion"]))
+    tensors = [result.map] if isinstance(result, Explanation) else [result.pixels, result.tokens, result.logits]
+    return OVERHEAD + sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def result_cache(maxsize: int = 64 * 2**20) -> ByteCache[Hashable, Any]:
+    return ByteCache(maxsize, result_size)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question about a picture. ``cache`` keeps maps and tokens for the next request about it.
+
+    ``seconds`` limits each method of a comparison.
+    """
+
+    model: str
+    picture: str
+    image: Image.Image
+    fields: Answer = field(default_factory=dict)
+    cache: ByteCache[Hashable, Any] = field(default_factory=result_cache)
+    seconds: float = math.inf
+
+
+def predict(view: View, request: Request, report: Report) -> Answer:
+    """The most probable classes."""
+    start = perf_counter()
     look = look_at(view, request)
     return {
         "picture": request.picture,
@@ -83,31 +100,37 @@ def predict(view: View, request: Request, tell: Tell) -> Answer:
         "box": list(look.box),
         "grid": list(grid_of(view)),
         "classes": top_classes(view, look.logits, request.fields.get("top", 5)),
-        "seconds": time.perf_counter() - begin,
+        "seconds": perf_counter() - start,
     }
 
 
-def explain(view: View, request: Request, tell: Tell) -> Answer:
-    """What ``vitrail explain --json`` says, with the map as rows of numbers."""
-    return told(view, request, explained(view, request, tell), MOST_VALUES)
+def explain(view: View, request: Request, report: Report) -> Answer:
+    """The JSON of ``vitrail explain --json``, with the map as rows of numbers."""
+    return explanation_answer(view, request, find_explanation(view, request, report), MAX_SIDE)
 
 
-def score(view: View, request: Request, tell: Tell) -> Answer:
+def score(view: View, request: Request, report: Report) -> Answer:
     """Insertion and deletion of the map."""
-    begin = time.perf_counter()
-    found = explained(view, request, tell)
-    answer = scores(view, request, found, tell)
-    shared = {"picture": request.picture, "method": found.method, "target": found.target, "label": found.label}
-    return {**shared, **answer, "seconds": time.perf_counter() - begin}
+    start = perf_counter()
+    explanation = find_explanation(view, request, report)
+    scores = find_scores(view, request, explanation, report)
+    return {
+        "picture": request.picture,
+        "method": explanation.method,
+        "target": explanation.target,
+        "label": explanation.label,
+        **scores,
+        "seconds": perf_counter() - start,
+    }
 
 
-def mask(view: View, request: Request, tell: Tell) -> Answer:
-    """The probability of a class with only some patches present."""
-    begin = time.perf_counter()
+def mask(view: View, request: Request, report: Report) -> Answer:
+    """The probability of a class with a subset of the patches."""
+    start = perf_counter()
     look, (rows, columns) = look_at(view, request), grid_of(view)
     keep = kept_patches(request.fields, rows * columns)
-    with quietly():
-        logits = without(view, look, keep)
+    with no_grad():
+        logits = masked_logits(view, look, keep)
     check_finite(view, logits)
     target = request.fields.get("target")
     index = int(view.class_scores(look.logits).argmax()) if target is None else view.class_index(target)
@@ -120,128 +143,163 @@ def mask(view: View, request: Request, tell: Tell) -> Answer:
         "classes": top_classes(view, logits, 5),
         "kept": int(keep.numel()),
         "space": "tokens" if isinstance(view, ViT) else "pixels",
-        "seconds": time.perf_counter() - begin,
+        "seconds": perf_counter() - start,
     }
 
 
-def compare(view: View, request: Request, tell: Tell) -> Answer:
-    """One picture, many methods; each is told as soon as it is there."""
-    begin = time.perf_counter()
-    methods = request.fields.get("methods") or sensible_methods(view)
-    for name in methods:
-        get_method(name)  # a wrong name is told before any work
-    results = []
-    for i, name in enumerate(methods):
-        state = {"done": i, "total": len(methods), "what": name, "methods": methods}
-        tell("progress", state)
-        own = replace(request, fields={**request.fields, "method": name})
-        results.append(_compared(view, own, Turn(tell, state, request.seconds).tell))
-        tell("partial", results[-1])
-    shared = {"picture": request.picture, "model_id": request.model, "methods": methods}
-    return {**shared, "results": results, "seconds": time.perf_counter() - begin}
-
-
-def picture(view: View, request: Request, tell: Tell) -> bytes:
-    """The labelled picture, as PNG."""
+def picture(view: View, request: Request, report: Report) -> bytes:
+    """The labelled figure, as PNG."""
     buffer = io.BytesIO()
-    explained(view, request, tell).picture().save(buffer, "PNG")
+    find_explanation(view, request, report).picture().save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def _compared(view: View, request: Request, tell: Tell) -> Answer:
-    """One method of many; its failure is its own, and so is its time."""
+def compare(view: View, request: Request, report: Report) -> Answer:
+    """Many methods on one picture; each result is reported as soon as it is computed."""
+    start = perf_counter()
+    methods = request.fields.get("methods") or default_methods(view)
+    for name in methods:
+        get_method(name)  # an unknown name is an error before any work
+    results = []
+    for index, name in enumerate(methods):
+        state = {"done": index, "total": len(methods), "what": name, "methods": methods}
+        report("progress", state)
+        method_request = replace(request, fields={**request.fields, "method": name})
+        results.append(_compare_method(view, method_request, MethodProgress(report, state, request.seconds).report))
+        report("partial", results[-1])
+    answer = {"picture": request.picture, "model_id": request.model, "methods": methods, "results": results}
+    return {**answer, "seconds": perf_counter() - start}
+
+
+def _compare_method(view: View, request: Request, report: Report) -> Answer:
+    """One method of a comparison; its failure or timeout does not affect the others."""
     name = request.fields["method"]
     try:
-        found = explained(view, request, tell)
-        answer = told(view, request, found, TILE)
+        explanation = find_explanation(view, request, report)
+        answer = explanation_answer(view, request, explanation, TILE_SIDE)
         if request.fields.get("score", True):
-            answer |= scores(view, request, found, tell)
-    except OutOfTime:
-        sentence = f"it took longer than {request.seconds:g} seconds: start vitrail serve with more --job-seconds."
-        return {"method": name, "error": sentence}
-    except Refused:
+            answer |= find_scores(view, request, explanation, report)
+    except MethodTimeout:
+        message = f"it took longer than {request.seconds:g} seconds: start vitrail serve with more --job-seconds."
+        return {"method": name, "error": message}
+    except RequestError:
         raise
     except (VitrailError, RuntimeError, ValueError) as error:
         return {"method": name, "error": str(error) if isinstance(error, VitrailError) else type(error).__name__}
     return answer
 
 
-def explained(view: View, request: Request, tell: Tell) -> Explanation:
-    """The explanation asked for, from memory where it is the same as before."""
+class MethodTimeout(BaseException):  # like Cancelled: no handler in between may catch it
+    """The method has exceeded its time limit."""
+
+
+class MethodProgress:
+    """Reports the progress of one method as a part of the whole comparison, which ``state`` describes."""
+
+    def __init__(self, report: Report, state: Answer, seconds: float) -> None:
+        self._report, self._state = report, state
+        self._deadline = monotonic() + seconds
+        self._done = 0.0  # fraction of this method
+        self._bar_start = self._bar_length = 0.0  # the part of it that the current bar covers
+        self._last = (0, 0)  # done, total
+
+    def report(self, event: str, data: Answer) -> None:
+        """Raises MethodTimeout after the deadline."""
+        start = monotonic()
+        if start > self._deadline:
+            raise MethodTimeout
+        self._advance(data["done"], data["total"])
+        text = f"{self._state['what']}: {data['what']} {data['done']}/{data['total']}"
+        self._report(event, {**self._state, "done": self._state["done"] + self._done, "what": text})
+        self._deadline += monotonic() - start  # a quick job may have run in between
+
+    def _advance(self, done: int, total: int) -> None:
+        """A method has any number of bars, one after another: each covers half of what is left."""
+        if total <= 1:  # the bar over pictures, of which there is one
+            return
+        if total != self._last[1] or done < self._last[0]:
+            self._bar_start, self._bar_length = self._done, (1 - self._done) / 2
+        self._last = (done, total)
+        self._done = self._bar_start + self._bar_length * min(1.0, done / total)
+
+
+def find_explanation(view: View, request: Request, report: Report) -> Explanation:
+    """The requested explanation, from the cache if possible."""
     fields = request.fields
     name, params = fields.get("method") or default_method(view), fields.get("params") or {}
     if "shape" in params:
-        raise VitrailError("shape is no parameter here: a map always has its own shape.")
+        raise VitrailError("the parameter 'shape' is not available here: a map always has its native shape.")
     method = build_method(name, view, **params)
     target, against = (None if fields.get(k) is None else view.class_index(fields[k]) for k in ("target", "against"))
     if against is not None and not method.info.class_specific:
-        raise VitrailError(f"{name} is the same for every class: it cannot tell two of them apart.")
+        raise VitrailError(f"{name} gives the same map for every class: it cannot contrast two of them.")
     key = ("map", request.model, request.picture, method.info.name, json.dumps(params, sort_keys=True), target, against)
-    found: Explanation | None = request.memory.get(key)
-    if found is None:
-        with heard(tell), torch.inference_mode(False):
-            (found,) = explain_each(method, [request.image], target, against)
-        # without the picture, which is counted elsewhere
-        request.memory.put(key, replace(found, image=BLANK), found.map.numel() * 4 + 4096)
-    return replace(found, image=request.image)
+    explanation: Explanation | None = request.cache.get(key)
+    if explanation is None:
+        with reporting(report), torch.inference_mode(False):
+            (explanation,) = explain_each(method, [request.image], target, against)
+        request.cache[key] = replace(explanation, image=BLANK)  # the picture is cached elsewhere
+    return replace(explanation, image=request.image)
 
 
-def told(view: View, request: Request, found: Explanation, most: int) -> Answer:
-    """An explanation as an answer: its own JSON, the packed map replaced by rows of numbers."""
-    answer = found.to_dict()
+def explanation_answer(view: View, request: Request, explanation: Explanation, max_side: int) -> Answer:
+    """The explanation's own JSON, with rows of numbers instead of the encoded map."""
+    answer = explanation.to_dict()
     del answer["map"]
-    small = reduced(found.map, most)
+    values = reduce_map(explanation.map, max_side)
     return {
         **answer,
         "picture": request.picture,
         "model_id": request.model,
         "grid": list(grid_of(view)),
-        "shape": list(small.shape),
-        "reduced": small.shape != found.map.shape,
-        "values": rounded(small),
-        "tokens": rounded(on_grid(view, found.map)),
-        "signed": found.signed if found.signed is not None else bool((found.map < 0).any()),
+        "shape": list(values.shape),
+        "reduced": values.shape != explanation.map.shape,
+        "values": round_values(values),
+        "tokens": round_values(on_grid(view, explanation.map)),
+        "signed": explanation.signed if explanation.signed is not None else bool((explanation.map < 0).any()),
     }
 
 
-def scores(view: View, request: Request, found: Explanation, tell: Tell) -> Answer:
-    """Both areas, both curves, and the order in which patches go."""
+def find_scores(view: View, request: Request, explanation: Explanation, report: Report) -> Answer:
+    """Areas under both curves, the curves, and the rank of every patch; from the cache if possible."""
     steps, space = request.fields.get("steps", 32), request.fields.get("space", "pixels")
-    params = json.dumps(found.params, sort_keys=True, default=str)
-    about = (request.model, request.picture, found.method, params, found.target, found.against)
-    key = ("scores", *about, steps, space)
-    known: Answer | None = request.memory.get(key)
-    if known is None:
-        place = ranks(on_grid(view, found.map), 0)
-        with heard(tell):
-            known = _pixel_scores(view, request, found, steps) if space == "pixels" else _token_scores(
-                view, request, found, place.argsort(), steps)  # fmt: skip
-        known |= {"space": space, "ranks": place.view(grid_of(view)).tolist()}
-        request.memory.put(key, known, 64 * (len(place) + steps) + 4096)
-    return dict(known)
+    params = json.dumps(explanation.params, sort_keys=True, default=str)
+    subject = (request.model, request.picture, explanation.method, params, explanation.target, explanation.against)
+    key = ("scores", *subject, steps, space)
+    scores: Answer | None = request.cache.get(key)
+    if scores is None:
+        patch_ranks = ranks(on_grid(view, explanation.map), 0)
+        with reporting(report):
+            if space == "pixels":
+                scores = _pixel_scores(view, request, explanation, steps)
+            else:
+                scores = _token_scores(view, request, explanation, patch_ranks.argsort(), steps)
+        scores |= {"space": space, "ranks": patch_ranks.view(grid_of(view)).tolist()}
+        request.cache[key] = scores
+    return dict(scores)
 
 
-def _pixel_scores(view: View, request: Request, found: Explanation, steps: int) -> Answer:
+def _pixel_scores(view: View, request: Request, explanation: Explanation, steps: int) -> Answer:
     pixels, curves, areas = look_at(view, request).pixels, {}, {}
     for name in ("insertion", "deletion"):
-        (scored,) = measure(name, view, pixels, found.map[None], found.target, steps=steps)
-        areas[name], curves[name] = scored.value, scored.curve
+        (result,) = measure(name, view, pixels, explanation.map[None], explanation.target, steps=steps)
+        areas[name], curves[name] = result.value, result.curve
     return {**areas, "curves": curves}
 
 
-def _token_scores(view: View, request: Request, found: Explanation, order: Tensor, steps: int) -> Answer:
-    """With true token masking: patches are taken out, not painted over."""
+def _token_scores(view: View, request: Request, explanation: Explanation, order: Tensor, steps: int) -> Answer:
+    """With token masking: patches are removed from the sequence, not painted over."""
     if not view.has_tokens:
         raise VitrailError(f"{request.model} has no fixed tokens (hierarchical): use space=pixels.")
+    target = explanation.target
     pixels = look_at(view, request).pixels
-    case = Case(view=view, pixels=pixels, map=found.map, target=found.target, predicted=found.target)
+    case = Case(view=view, pixels=pixels, map=explanation.map, target=target, predicted=target)
     counts = even_counts(len(order), steps)
-    least = 1 if view.pools_patches else 0  # a head that pools needs a patch
-    gone = [order[count:] for count in counts]
-    come = [order[:count] for count in counts]
-    sets = [(one if len(one) >= least else order[:1]).sort().values for one in gone + come]
-    with quietly():
-        (points,) = Scheduler().run([token_curve(case, sets, "auto", "page")])
+    min_kept = 1 if view.pools_patches else 0  # a head that pools patches needs at least one
+    subsets = [order[count:] for count in counts] + [order[:count] for count in counts]
+    kept = [(subset if len(subset) >= min_kept else order[:1]).sort().values for subset in subsets]
+    with no_grad():
+        (points,) = Scheduler().run([token_curve(case, kept, "auto", "page")])
     deletion, insertion = points[:, PROBABILITY].split(len(counts))
     return {
         "insertion": trapezoid(insertion),
@@ -253,93 +311,96 @@ def _token_scores(view: View, request: Request, found: Explanation, order: Tenso
 
 
 def look_at(view: View, request: Request) -> Look:
-    """What the model sees and says, kept for the next request about the same picture."""
+    """The picture as the model sees it and the prediction, from the cache if possible."""
     key = ("look", request.model, request.picture)
-    known: Look | None = request.memory.get(key)
-    if known is None:
-        seen = see(view, request.image)
-        with quietly():
-            pixels = view.check_images(seen.pixels[None])
+    look: Look | None = request.cache.get(key)
+    if look is None:
+        image = see(view, request.image)
+        with no_grad():
+            pixels = view.check_images(image.pixels[None])
             tokens = view.embed(pixels) if view.has_tokens else None
             logits = view.logits(pixels) if tokens is None else view.encode(tokens)
         check_finite(view, logits)
-        known = Look(pixels, tokens, logits, seen.box)
-        size = sum(t.numel() * t.element_size() for t in (pixels, tokens, logits) if t is not None)
-        request.memory.put(key, known, size + 4096)
-    return known
+        look = request.cache[key] = Look(pixels, tokens, logits, image.box)
+    return look
 
 
-def without(view: View, look: Look, keep: Tensor) -> Tensor:
-    """The logits (1, C) with only these patches; a model without tokens sees the mean colour instead of the others."""
+def masked_logits(view: View, look: Look, keep: Tensor) -> Tensor:
+    """The logits (1, C) with only these patches; models without tokens see the mean colour in place of the others."""
     if look.tokens is not None:
         return view.encode(look.tokens, keep[None].to(look.tokens.device))
     rows, columns = grid_of(view)
-    there = torch.zeros(rows * columns, device=look.pixels.device)
-    there[keep.to(there.device)] = 1
-    shown = F.interpolate(there.view(1, 1, rows, columns), size=view.size, mode="nearest-exact").bool()
-    return view.logits(torch.where(shown, look.pixels, look.pixels.mean((2, 3), keepdim=True)))
+    present = torch.zeros(rows * columns, device=look.pixels.device)
+    present[keep.to(present.device)] = 1
+    visible = F.interpolate(present.view(1, 1, rows, columns), size=view.size, mode="nearest-exact").bool()
+    return view.logits(torch.where(visible, look.pixels, look.pixels.mean((2, 3), keepdim=True)))
 
 
 def kept_patches(fields: Answer, patches: int) -> Tensor:
-    """The patches that stay, as ``kept`` names them or ``removed`` leaves them, in order."""
-    wanted = fields.get("kept") is not None
-    given: list[int] = fields["kept"] if wanted else fields.get("removed", [])
-    outside = [index for index in given if not 0 <= index < patches]
-    if outside:
-        raise VitrailError(f"there is no patch {outside[0]}: expected numbers from 0 to {patches - 1}.")
-    chosen = set(given)
-    return torch.tensor([i for i in range(patches) if (i in chosen) == wanted], dtype=torch.long)
+    """The indices of the patches that ``kept`` lists or ``removed`` leaves, ascending."""
+    keeping = fields.get("kept") is not None
+    listed: list[int] = fields["kept"] if keeping else fields.get("removed", [])
+    invalid = [index for index in listed if not 0 <= index < patches]
+    if invalid:
+        raise VitrailError(f"there is no patch {invalid[0]}: expected indices from 0 to {patches - 1}.")
+    selected = set(listed)
+    return torch.tensor([i for i in range(patches) if (i in selected) == keeping], dtype=torch.long)
 
 
 def top_classes(view: View, logits: Tensor, count: int) -> list[Answer]:
     probabilities = view.probabilities(logits)[0].cpu()
-    ranked = probabilities.argsort(descending=True, stable=True)[:count].tolist()
-    return [{"index": i, "label": view.label(i), "probability": float(probabilities[i])} for i in ranked]
+    indices = probabilities.argsort(descending=True, stable=True)[:count].tolist()
+    return [{"index": i, "label": view.label(i), "probability": float(probabilities[i])} for i in indices]
 
 
-def sensible_methods(view: View) -> list[str]:
-    """At most a dozen methods that need few passes of this model."""
-    able = supported_methods(view)
-    chosen = [name for name in COMPARED if name in able]
-    if len(chosen) < len(COMPARED) // 2:
-        chosen = [name for name in able if "." not in name and sum(get_method(name).info.cost) <= FEW]
-    return chosen[: len(COMPARED)]
+def default_methods(view: View) -> list[str]:
+    """At most a dozen cheap methods that support the model."""
+    supported = supported_methods(view)
+    names = [name for name in COMPARED if name in supported]
+    if len(names) < len(COMPARED) // 2:
+        names = [name for name in supported if "." not in name and sum(get_method(name).info.cost) <= MAX_PASSES]
+    return names[: len(COMPARED)]
 
 
 def grid_of(view: View) -> tuple[int, int]:
-    """(rows, columns) of what counts as a patch."""
-    return view.grid if isinstance(view, ViT) else (view.size[0] // CELL, view.size[1] // CELL)
+    """(rows, columns) of patches."""
+    return view.grid if isinstance(view, ViT) else (view.size[0] // PATCH_SIZE, view.size[1] // PATCH_SIZE)
 
 
 def on_grid(view: View, values: Tensor) -> Tensor:
-    """A map on the patches, averaged over each."""
-    grid = grid_of(view)
-    return values if tuple(values.shape) == grid else F.adaptive_avg_pool2d(values[None, None], grid)[0, 0]
+    """The map averaged over each patch."""
+    return _average(values, grid_of(view))
 
 
-def reduced(values: Tensor, most: int) -> Tensor:
-    """The map, averaged to at most so many rows and columns."""
-    rows, columns = (min(edge, most) for edge in values.shape)
-    if (rows, columns) == tuple(values.shape):
-        return values
-    return F.adaptive_avg_pool2d(values[None, None], (rows, columns))[0, 0]
+def reduce_map(values: Tensor, max_side: int) -> Tensor:
+    """The map averaged down to at most ``max_side`` rows and columns."""
+    return _average(values, (min(values.shape[0], max_side), min(values.shape[1], max_side)))
+
+
+def _average(values: Tensor, shape: tuple[int, int]) -> Tensor:
+    return values if tuple(values.shape) == shape else F.adaptive_avg_pool2d(values[None, None], shape)[0, 0]
+
+
+def round_values(values: Tensor) -> list[list[float]]:
+    """Rows of numbers with six significant digits."""
+    return [[float(f"{value:.6g}") for value in row] for row in values.tolist()]
 
 
 @contextmanager
-def heard(tell: Tell) -> Iterator[None]:
-    """Every step of the work is told, and the work ends where telling raises."""
-    with watched(lambda what, done, total: tell("progress", {"what": what, "done": done, "total": total})):
+def reporting(report: Report) -> Iterator[None]:
+    """Reports every step; an exception raised by ``report`` ends the work."""
+    with watched(lambda what, done, total: report("progress", {"what": what, "done": done, "total": total})):
         yield
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """No gradients; and tensors that may be used later wherever gradients are."""
+def no_grad() -> Iterator[None]:
+    """Without gradients, but not in inference mode: cached tensors may take part in a later backward pass."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
 
-KINDS: dict[str, Callable[[View, Request, Tell], Answer | bytes]] = {
+KINDS: dict[str, Callable[[View, Request, Report], Answer | bytes]] = {
     "predict": predict,
     "explain": explain,
     "score": score,

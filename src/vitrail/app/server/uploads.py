@@ -1,4 +1,4 @@
-"""Forms are read into memory: nothing of them is ever written to disk."""
+"""Multipart forms are parsed in memory: nothing is ever written to disk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from vitrail.app.server.errors import Refused
+from vitrail.app.server.responses import RequestError
 
-MOST_FIELDS = 24
-FIELD_BYTES = 900_000
+MAX_FIELDS = 24
+MAX_FIELD_BYTES = 900_000
 
 
 class MemoryParser(MultiPartParser):
-    """Never moves a file to disk: bodies are bounded before they come here."""
+    """Never spools a file to disk; the size of a body is limited before it arrives here."""
 
     spool_max_size = 2**40
 
@@ -29,33 +29,33 @@ class MemoryRequest(Request):
     async def _get_form(self, **_: Any) -> FormData:
         if self._form is None:
             if not self.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-                raise Refused(415, "expected a form (multipart/form-data): send the fields that way.")
+                raise RequestError(415, "expected a multipart/form-data body.")
             try:
                 async with aclosing(self.stream()) as stream:
-                    limits = {"max_files": 1, "max_fields": MOST_FIELDS, "max_part_size": FIELD_BYTES}
+                    limits = {"max_files": 1, "max_fields": MAX_FIELDS, "max_part_size": MAX_FIELD_BYTES}
                     self._form = await MemoryParser(self.headers, stream, **limits).parse()
             except MultiPartException as error:
-                raise Refused(400, f"the form cannot be read: {error.message}") from None
-            refuse_repeated(self._form)
+                raise RequestError(400, f"cannot parse the form: {error.message}") from None
+            check_unique(self._form)
         return self._form
 
 
-def refuse_repeated(form: FormData) -> None:
+def check_unique(form: FormData) -> None:
     names = [name for name, _ in form.multi_items()]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise Refused(422, f"the form has {twice[:80]!r} more than once: give each field once.")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise RequestError(422, f"the form has {repeated[:80]!r} more than once: give each field once.")
 
 
 class FormRoute(APIRoute):
-    """A route that reads forms into memory."""
+    """A route that parses forms in memory."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_in_memory(request: Request) -> Response:
-            mine = MemoryRequest(request.scope, request.receive)
-            await mine.form()  # here, where what is wrong with it can still be said: FastAPI would hide it
-            return await handle(mine)
+            memory_request = MemoryRequest(request.scope, request.receive)
+            await memory_request.form()  # parsed here, because FastAPI would hide what is wrong with it
+            return await handle(memory_request)
 
         return handle_in_memory

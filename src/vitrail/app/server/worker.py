@@ -1,4 +1,4 @@
-"""The computing process: it holds the models, does one long job at a time, and quick ones in between."""
+"""The worker process: it holds the models and runs one long job at a time, with quick jobs in between."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.app.server.bounded import Bounded
-from vitrail.app.server.encoding import as_json
+from vitrail.app.server.cache import ByteCache
 from vitrail.app.server.jobs import Cancelled
-from vitrail.app.server.processes import (
-    behave_as_child,
-    give_back_memory,
-    leave,
-    limit_memory,
-    receive,
-    send,
-)
+from vitrail.app.server.processes import exit_process, ignore_interrupt, limit_memory, receive, release_memory, send
+from vitrail.app.server.responses import to_json
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -31,8 +24,8 @@ if TYPE_CHECKING:
 
     from vitrail.models.view import View
 
-TELL_SECONDS = 0.1  # progress is sent at most so often
-TIDY_SECONDS = 2.0  # freed memory is given back at most so often
+REPORT_SECONDS = 0.1  # minimum interval between progress reports
+RELEASE_SECONDS = 2.0  # minimum interval between releases of freed memory
 
 
 @dataclass
@@ -48,78 +41,88 @@ class Assignment:
     fields: dict[str, Any]
     seconds: float
     cancelled: bool = False
-    told: float = 0.0
+    last_report: float = 0.0
 
 
 def serve(
-    pipe: Connection, models: list[str], options: Mapping[str, Any], threads: int, memory: int, kept: int
+    pipe: Connection, models: list[str], options: Mapping[str, Any], threads: int, memory: int, cache_bytes: int
 ) -> None:
-    """The child: loads the models, says what it has, then works until the parent is gone."""
-    behave_as_child()
+    """Main function of the process: loads the models, sends the catalogue, then works until the parent is gone."""
+    ignore_interrupt()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     import torch
 
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
     try:
-        views = load_all(models, options)
-        offer = describe_all(views)
+        views = load_models(models, options)
+        catalogue = describe(views)
     except VitrailError as error:
         send(pipe, {"event": "broken", "error": str(error)})
         return
+    from vitrail.app.server.tasks import result_cache
+
     if hasattr(os, "nice"):
-        os.nice(10)  # the web server, and whatever else people do here, goes first
-    _limit(memory)
-    worker = Worker(pipe, views, Bounded(kept))
+        os.nice(10)  # the web server and other programs go first
+    limit_growth(memory)
+    worker = Worker(pipe, views, result_cache(cache_bytes))
     threading.Thread(target=worker.listen, daemon=True).start()
-    send(pipe, {"event": "ready"}, offer)
+    send(pipe, {"event": "ready"}, catalogue)
     worker.work()
 
 
-def load_all(models: list[str], options: Mapping[str, Any]) -> dict[str, View]:
-    """The views by the names they were asked for, each used once so that the first request is quick."""
+def load_models(models: list[str], options: Mapping[str, Any]) -> dict[str, View]:
+    """The views by the names they were requested with, each used once so that the first request is fast."""
     from PIL import Image
 
     from vitrail.models.loading import load
 
     views = {name: load(name, **options) for name in models}
-    from vitrail.app.server.tasks import Request, explain  # slow to import: a wrong name is told before
+    from vitrail.app.server.tasks import Request, explain  # slow to import: a wrong model name is reported before
 
     for name, view in views.items():
-        view.known_fingerprint = view.fingerprint()  # nobody changes the weights here
+        view.known_fingerprint = view.fingerprint()  # the weights do not change here
         explain(view, Request(name, "", Image.new("RGB", (64, 64))), lambda *_: None)
     return views
 
 
-def describe_all(views: dict[str, View]) -> bytes:
-    from vitrail.app.server.catalogue import describe_model, methods_of
+def describe(views: dict[str, View]) -> bytes:
+    from vitrail.app.server.catalogue import describe_methods_of, describe_model
 
     models = [describe_model(name, view) for name, view in views.items()]
-    return as_json({"models": models, "methods": {name: methods_of(view) for name, view in views.items()}})
+    return to_json({"models": models, "methods": {name: describe_methods_of(view) for name, view in views.items()}})
+
+
+def limit_growth(memory: int) -> None:
+    """Limits what the process allocates beyond what the models take already; only on Linux."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmData:"))
+        limit_memory("data", int(line.split()[1]) * 1024 + memory)
 
 
 class Worker:
-    """Jobs come in by a thread that listens; the main thread works."""
+    """A thread receives jobs; the main thread runs them."""
 
-    def __init__(self, pipe: Connection, views: dict[str, View], memory: Bounded[Any]) -> None:
-        self.pipe, self.views, self.memory = pipe, views, memory
+    def __init__(self, pipe: Connection, views: dict[str, View], cache: ByteCache[Hashable, Any]) -> None:
+        self.pipe, self.views, self.cache = pipe, views, cache
         self.pictures: dict[str, Image.Image] = {}
-        self.known: dict[str, Assignment] = {}
+        self.assignments: dict[str, Assignment] = {}
         self.quick: deque[Assignment] = deque()
         self.long: deque[Assignment] = deque()
-        self.news = threading.Semaphore(0)
+        self.available = threading.Semaphore(0)
 
     def listen(self) -> None:
-        """Until the parent is gone; an error here ends the process, which the parent starts again."""
+        """Until the parent is gone; an exception here ends the process, and the parent starts another."""
         try:
             while True:
-                self.hear(*receive(self.pipe))
+                self.handle(*receive(self.pipe))
         except (EOFError, OSError):
             pass
         finally:
-            leave()
+            exit_process()
 
-    def hear(self, header: dict[str, Any], blob: bytes) -> None:
+    def handle(self, header: dict[str, Any], blob: bytes) -> None:
         from PIL import Image
 
         if header["do"] == "picture":
@@ -128,74 +131,67 @@ class Worker:
             self.pictures.pop(header["id"], None)
         elif header["do"] == "job":
             self.accept(header)
-        elif header["id"] in self.known:
-            self.known[header["id"]].cancelled = True
+        elif header["id"] in self.assignments:
+            self.assignments[header["id"]].cancelled = True
 
     def accept(self, header: dict[str, Any]) -> None:
-        # the picture is taken now: it may be forgotten before the job begins
-        wanted = {name: header[name] for name in ("id", "kind", "quick", "model", "picture", "fields", "seconds")}
-        job = Assignment(**wanted, image=self.pictures[header["picture"]])
-        self.known[job.id] = job
+        # the picture is looked up now: it may be forgotten before the job starts
+        fields = {name: header[name] for name in ("id", "kind", "quick", "model", "picture", "fields", "seconds")}
+        job = Assignment(**fields, image=self.pictures[header["picture"]])
+        self.assignments[job.id] = job
         (self.quick if job.quick else self.long).append(job)
-        self.news.release()
+        self.available.release()
 
     def work(self) -> None:
-        """One job after another; now and then, and once when there is nothing to do, memory is given back."""
-        tidied, idle = time.monotonic(), False
+        """Runs one job after another; releases memory now and then, and once when there is nothing to do."""
+        last_release, idle = time.monotonic(), False
         while True:
-            came = self.news.acquire(timeout=None if idle else TIDY_SECONDS)
+            acquired = self.available.acquire(timeout=None if idle else RELEASE_SECONDS)
             if self.quick:
-                self.do(self.quick.popleft())
+                self.run(self.quick.popleft())
             elif self.long:
-                self.do(self.long.popleft())
-            idle = not came
-            if idle or time.monotonic() - tidied > TIDY_SECONDS:
-                give_back_memory()
-                tidied = time.monotonic()
+                self.run(self.long.popleft())
+            idle = not acquired
+            if idle or time.monotonic() - last_release > RELEASE_SECONDS:
+                release_memory()
+                last_release = time.monotonic()
 
-    def do(self, job: Assignment) -> None:
-        """One job, whatever comes of it."""
+    def run(self, job: Assignment) -> None:
+        """Runs a job and sends its result or error."""
         from vitrail.app.server.tasks import KINDS, Request
 
         send(self.pipe, {"event": "started", "job": job.id})
-        request = Request(job.model, job.picture, job.image, job.fields, self.memory, job.seconds)
+        request = Request(job.model, job.picture, job.image, job.fields, self.cache, job.seconds)
         try:
-            self._go_on(job)
-            answer = KINDS[job.kind](self.views[job.model], request, lambda what, said: self.tell(job, what, said))
-            png = isinstance(answer, bytes)
-            blob = answer if isinstance(answer, bytes) else as_json(answer)
-            end = {"event": "done", "type": "image/png" if png else "application/json"}
+            self._check_cancelled(job)
+            answer = KINDS[job.kind](self.views[job.model], request, lambda event, data: self.report(job, event, data))
+            if isinstance(answer, bytes):
+                header, blob = {"event": "done", "type": "image/png"}, answer
+            else:
+                header, blob = {"event": "done", "type": "application/json"}, to_json(answer)
         except Cancelled:
-            end, blob = {"event": "cancelled"}, b""
+            header, blob = {"event": "cancelled"}, b""
         except VitrailError as error:
-            end, blob = {"event": "failed", "error": str(error)}, b""
-        except Exception as error:  # values that no check foresaw: the client learns it, the log has the place
+            header, blob = {"event": "failed", "error": str(error)}, b""
+        except Exception as error:  # no check anticipated these values: the client gets a sentence, the log a traceback
             traceback.print_exc()
-            sentence = f"{job.kind} failed with these values ({type(error).__name__}): try others, or smaller ones."
-            end, blob = {"event": "failed", "error": sentence}, b""
-        del self.known[job.id]
-        send(self.pipe, {**end, "job": job.id}, blob)
+            message = f"{job.kind} failed with these values ({type(error).__name__}): try others, or smaller ones."
+            header, blob = {"event": "failed", "error": message}, b""
+        del self.assignments[job.id]
+        send(self.pipe, {**header, "job": job.id}, blob)
 
-    def tell(self, job: Assignment, what: str, said: dict[str, Any]) -> None:
-        """Sends on what the work says; a quick job may go first; raises Cancelled where the work is not wanted."""
+    def report(self, job: Assignment, event: str, data: dict[str, Any]) -> None:
+        """Sends progress; runs a waiting quick job first; raises Cancelled if the job was cancelled."""
         if not job.quick and self.quick:
-            self.do(self.quick.popleft())
-        self._go_on(job)
+            self.run(self.quick.popleft())
+        self._check_cancelled(job)
         now = time.monotonic()
-        if what == "progress" and job.told and now - job.told < TELL_SECONDS:
+        if event == "progress" and job.last_report and now - job.last_report < REPORT_SECONDS:
             return
-        job.told = now
-        send(self.pipe, {"event": what, "job": job.id}, as_json(said))
+        job.last_report = now
+        send(self.pipe, {"event": event, "job": job.id}, to_json(data))
 
     @staticmethod
-    def _go_on(job: Assignment) -> None:
+    def _check_cancelled(job: Assignment) -> None:
         if job.cancelled:
             raise Cancelled
-
-
-def _limit(memory: int) -> None:
-    """Beyond what the models hold already; only Linux tells and enforces that."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmData:"))
-        limit_memory("data", int(line.split()[1]) * 1024 + memory)

@@ -1,0 +1,211 @@
+// From a picture to its explanation: the requests in order; a new one cancels the previous.
+import { get, getBlob, job, post, Problem } from "./api.js";
+import { find } from "./helpers.js";
+import { clearError, note, noteDelayed, showError } from "./messages.js";
+import { displayUrl } from "./orientation.js";
+import { Progress } from "./progress.js";
+import { emit, methodRow, state } from "./state.js";
+
+const progress = new Progress(find("#progress"));
+let wanted = null; // {model, view} of a link, until its picture is loaded
+let pending = null; // the picture that is loading
+let shown = null; // the choice behind the explanation on the page
+let opening = new AbortController(), predicting = new AbortController(), explaining = new AbortController();
+
+// The fields that name the picture in a request.
+function pictureFields({ sample, id, file }) {
+  if (sample) return { sample };
+  return id ? { picture: id } : { image: file };
+}
+
+export function choiceFields() {
+  return {
+    model: state.model.id,
+    method: state.method,
+    target: state.target,
+    against: methodRow()["class-specific"] ? state.against : null,
+    params: Object.keys(state.params).length ? JSON.stringify(state.params) : null,
+  };
+}
+
+// Uploads the picture again if the server has evicted it and this page still has the file.
+export async function withPicture(ask, picture = state.picture) {
+  try {
+    return await ask(pictureFields(picture));
+  } catch (error) {
+    if (error.status !== 410 || !picture.file) throw error;
+    const answer = await ask({ image: picture.file });
+    picture.id = answer.picture ?? picture.id;
+    return answer;
+  }
+}
+
+export async function useModel(id) {
+  const model = state.models.find((other) => other.id === id);
+  const known = state.models.map((other) => other.id).join(", ");
+  if (!model) throw new Problem(`This server has no model “${id}”: expected one of ${known}.`);
+  const rows = await get(`/api/methods?model=${encodeURIComponent(id)}`);
+  const methods = rows.filter((row) => row.supported === "yes"), unsupported = rows.filter((row) => row.supported !== "yes");
+  Object.assign(state, { model, methods, unsupported, prediction: null, explanation: null });
+  Object.assign(state, { target: null, against: null, params: {}, removed: new Set(), requestedMethod: state.method });
+  if (!methodRow()) state.method = model.default_method;
+  wanted = null;
+  stop();
+  emit("model");
+}
+
+// The next picture is opened with this model (null: any) and the state that view() returns once the model is loaded.
+export function restoreNext(model, view) {
+  wanted = { model, view };
+}
+
+// source: {file, name} | {sample, url, name, model?} | {id, name}. The open picture stays until the new one is predicted.
+export async function openPicture(source) {
+  clearError();
+  opening.abort();
+  opening = new AbortController();
+  pending = source;
+  const { signal } = opening, model = wanted?.model ?? source.model ?? state.model.id, view = wanted?.view;
+  const clearNote = noteDelayed(`Opening ${source.name}…`);
+  let known;
+  try {
+    source.url ??= await displayUrl(source.file ?? (await getBlob(`/api/pictures/${source.id}`, signal)));
+    known = state.picture ? await predict(source, model, signal) : null;
+    if (!signal.aborted && model !== state.model.id) await useModel(model);
+  } catch (error) {
+    if (!signal.aborted) {
+      release(source);
+      throw error;
+    }
+  } finally {
+    clearNote();
+  }
+  if (!signal.aborted) return replacePicture(source, view, known);
+  if (pending !== source) release(source);
+}
+
+function replacePicture(source, view, known) {
+  pending = wanted = null;
+  if (state.picture) release(state.picture);
+  Object.assign(state, { picture: source, target: null, against: null, removed: new Set() }, view?.() ?? {});
+  return predictAndExplain(known);
+}
+
+function release(source) {
+  if (pending === source) pending = null;
+  if (source.url?.startsWith("blob:")) URL.revokeObjectURL(source.url);
+}
+
+// After a change of model: predicts the open picture, or the one that is loading.
+export function reopen() {
+  if (pending) return openPicture(Object.assign(pending, { model: null }));
+  if (state.picture && !find("#work").hidden) return predictAndExplain();
+}
+
+// The prediction, unless it is known already; then the explanation.
+export async function predictAndExplain(known = null) {
+  Object.assign(state, { prediction: null, explanation: null });
+  stop();
+  predicting = new AbortController();
+  const { signal } = predicting;
+  try {
+    for (const topic of ["picture", "explanation", "removed"]) emit(topic);
+    const answer = known ?? (await predict(state.picture, state.model.id, signal));
+    if (signal.aborted) return;
+    state.prediction = answer;
+    emit("prediction");
+    await explain();
+  } catch (error) {
+    if (signal.aborted) return;
+    state.picture = null;
+    emit("nothing");
+    showError(error);
+  }
+}
+
+async function predict(picture, model, signal) {
+  const ask = async (fields) => (await post("/api/predict", { ...fields, model, top: 5 }, signal)).json();
+  const answer = await withPicture(ask, picture);
+  if (!picture.sample) picture.id = answer.picture;
+  return answer;
+}
+
+export async function explain() {
+  stopExplaining();
+  if (!state.prediction) return;
+  const { signal } = explaining;
+  clearError();
+  emit("choice");
+  find("#glass").setAttribute("aria-busy", "true");
+  showRunButton();
+  progress.start(`${state.method}…`, cancelExplaining);
+  try {
+    const explanation = await withPicture((picture) =>
+      job("/api/explain", { ...picture, ...choiceFields() }, signal, (event, data) => progress.update(event, data)));
+    if (signal.aborted) return;
+    showExplanation(explanation);
+  } catch (error) {
+    if (signal.aborted) return;
+    endProgress();
+    restoreChoice();
+    showError(error);
+  }
+}
+
+export function showExplanation(explanation) {
+  stopExplaining();
+  state.explanation = explanation;
+  const { target, against, method, params } = state;
+  shown = { target, against, method, params };
+  showRunButton();
+  emit("choice");
+  emit("explanation");
+}
+
+// After a failure, the choice goes back to the explanation on the page.
+function restoreChoice() {
+  if (state.explanation) Object.assign(state, shown);
+  emit("choice");
+}
+
+function cancelExplaining() {
+  stopExplaining();
+  restoreChoice();
+  note("Cancelled.");
+}
+
+function stopExplaining() {
+  explaining.abort();
+  explaining = new AbortController();
+  endProgress();
+}
+
+function endProgress() {
+  progress.stop();
+  find("#glass").removeAttribute("aria-busy");
+  showRunButton();
+}
+
+// If the first explanation was cancelled or failed, a button starts it again.
+function showRunButton() {
+  find("#run").hidden = !state.prediction || state.explanation !== null || find("#glass").hasAttribute("aria-busy");
+}
+find("#run").addEventListener("click", explain);
+
+function stop() {
+  predicting.abort();
+  stopExplaining();
+}
+
+// Other long requests: one at a time, with the same progress bar.
+export async function longWork(text, path, fields) {
+  stopExplaining();
+  const { signal } = explaining;
+  progress.start(text, cancelExplaining);
+  try {
+    return await withPicture((picture) =>
+      job(path, { ...picture, ...choiceFields(), ...fields }, signal, (event, data) => progress.update(event, data)));
+  } finally {
+    if (!signal.aborted) endProgress();
+  }
+}

@@ -1,0 +1,38 @@
+// Errors, notes, and announcements for screen readers.
+import { debounce, find } from "./helpers.js";
+
+const PATIENCE = 400;
+const alertBox = find("#alert");
+const fade = debounce(6000, () => note(""));
+
+export function showError(error) {
+  if (error?.name === "AbortError") return;
+  const text = error?.message || String(error);
+  find("p", alertBox).textContent = text.charAt(0).toUpperCase() + text.slice(1);
+  find("#token-form").hidden = error?.status !== 401;
+  alertBox.hidden = false;
+}
+
+export function clearError() {
+  alertBox.hidden = true;
+}
+
+export function note(text, stays = false) {
+  find("#note").textContent = text;
+  if (text && !stays) fade();
+}
+
+// A note for work that takes longer than a moment; call the result to clear it.
+export function noteDelayed(text) {
+  const timer = setTimeout(() => note(text, true), PATIENCE);
+  return () => {
+    clearTimeout(timer);
+    if (find("#note").textContent === text) note("");
+  };
+}
+
+export const speak = debounce(250, (text) => {
+  find("#spoken").textContent = text;
+});
+
+find("#alert > button").addEventListener("click", clearError);

@@ -1,0 +1,262 @@
+"""The routes: each reads its form, submits a job and returns the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Form, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from vitrail.app.server import schemas as s
+from vitrail.app.server.jobs import Job, Task, cancelled_error
+from vitrail.app.server.reference import STYLE, render_reference
+from vitrail.app.server.responses import RequestError, to_json
+from vitrail.app.server.service import Picture, Service
+from vitrail.app.server.uploads import FormRoute
+from vitrail.version import __version__
+
+PAGE = files("vitrail.app") / "page"
+JSON = "application/json"
+MULTIPART = "multipart/form-data"
+MAX_METHODS = 100
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": s.Problem, "description": description}
+    for status, description in (
+        (400, "The form cannot be parsed"),
+        (401, "A token is required"),
+        (403, "A request from another site, or for another host"),
+        (404, "No such model, sample or job"),
+        (408, "The job timed out"),
+        (409, "The job was cancelled"),
+        (410, "The picture is no longer in memory"),
+        (413, "Too many bytes or pixels"),
+        (415, "Not an image, or not a form"),
+        (422, "An invalid value"),
+        (429, "The queue is full; see Retry-After"),
+    )
+}
+ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": s.Accepted, "description": "With wait=false: a job"}}
+
+
+def catalogue_routes(service: Service) -> APIRouter:
+    """Models, methods, samples and uploads."""
+    router = APIRouter(prefix="/api", tags=["catalogue"], responses=ERRORS)
+
+    @router.get("/health", response_model=s.Health)
+    async def health() -> Response:
+        """Whether the server is running, and the number of waiting jobs."""
+        waiting = len(service.jobs.quick) + len(service.jobs.long)
+        return Response(to_json({"status": "ok", "version": __version__, "queue": waiting}), media_type=JSON)
+
+    @router.get("/models", response_model=list[s.Model])
+    async def models() -> Response:
+        """The models that the server was started with."""
+        return Response(service.models_json, media_type=JSON)
+
+    @router.get("/methods", response_model=list[s.Method])
+    async def methods(model: Annotated[str | None, Query(max_length=s.MAX_NAME)] = None) -> Response:
+        """Every method, whether it supports the model, and a form for its parameters."""
+        return Response(service.methods_json[service.model(model)], media_type=JSON)
+
+    @router.get("/samples", response_model=list[s.SampleRow])
+    async def samples() -> Response:
+        """Sample pictures."""
+        return Response(to_json([sample.row() for sample in service.samples.values()]), media_type=JSON)
+
+    @router.get("/pictures/{picture}", response_class=Response, responses={200: {"content": {"image/*": {}}}})
+    async def picture(picture: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
+        """The file of an earlier upload that is still in memory."""
+        upload = service.picture(picture)
+        return Response(upload.data, media_type=upload.type, headers={"Content-Security-Policy": "sandbox"})
+
+    return router
+
+
+def task_routes(service: Service) -> APIRouter:
+    """Predictions, explanations and scores of a picture."""
+    router = APIRouter(prefix="/api", tags=["pictures"], route_class=FormRoute, responses=ERRORS)
+
+    @router.post("/predict", response_model=s.Prediction, responses=ACCEPTED)
+    async def predict(form: Annotated[s.PredictForm, Form(media_type=MULTIPART)], request: Request) -> Response:
+        """The most probable classes."""
+        return await _run(service, "predict", form, request)
+
+    @router.post("/explain", response_model=s.Explained, responses=ACCEPTED)
+    async def explain(form: Annotated[s.ExplainForm, Form(media_type=MULTIPART)], request: Request) -> Response:
+        """Which parts of the picture are evidence for the class."""
+        return await _run(service, "explain", form, request)
+
+    @router.post("/score", response_model=s.Scores, responses=ACCEPTED)
+    async def score(form: Annotated[s.ScoreForm, Form(media_type=MULTIPART)], request: Request) -> Response:
+        """How faithful the map is: insertion and deletion."""
+        return await _run(service, "score", form, request)
+
+    @router.post("/mask", response_model=s.Masked, responses=ACCEPTED)
+    async def mask(form: Annotated[s.MaskForm, Form(media_type=MULTIPART)], request: Request) -> Response:
+        """The probability with a subset of the patches."""
+        return await _run(service, "mask", form, request)
+
+    @router.post("/compare", response_model=s.Comparison, responses=ACCEPTED)
+    async def compare(form: Annotated[s.CompareForm, Form(media_type=MULTIPART)], request: Request) -> Response:
+        """The maps of many methods; with wait=false each is an event of the job."""
+        return await _run(service, "compare", form, request)
+
+    @router.post("/picture", response_class=Response, responses={200: {"content": {"image/png": {}}}})
+    async def picture(form: Annotated[s.PictureForm, Form(media_type=MULTIPART)], request: Request) -> Response:
+        """The explanation as a labelled PNG."""
+        return await _run(service, "picture", form, request)
+
+    return router
+
+
+def job_routes(service: Service) -> APIRouter:
+    """Jobs in progress."""
+    router = APIRouter(prefix="/api/jobs", tags=["jobs"], responses=ERRORS)
+
+    @router.get("/{job}", response_model=s.JobState)
+    async def state(job: Annotated[str, Path(max_length=64)]) -> Response:
+        """The state and progress of a job, and its result when it is done."""
+        return Response(_job_state(service.jobs.find(job), service), media_type=JSON)
+
+    @router.get("/{job}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+    async def events(job: Annotated[str, Path(max_length=64)]) -> Response:
+        """Server-sent events; closing the stream before the end cancels the job."""
+        return EventStream(service.jobs.find(job), service.cancel)
+
+    @router.delete("/{job}", status_code=204, response_class=Response)
+    async def cancel(job: Annotated[str, Path(max_length=64)]) -> Response:
+        """Cancels a job."""
+        service.cancel(service.jobs.find(job))
+        return Response(status_code=204)
+
+    return router
+
+
+def page_routes(service: Service, app: FastAPI) -> APIRouter:
+    """The page, its samples, and the reference of the API."""
+    router = APIRouter(include_in_schema=False)
+
+    @router.get("/")
+    async def index() -> Response:
+        return Response((PAGE / "index.html").read_bytes(), media_type="text/html")
+
+    @router.get("/samples/{file}")
+    async def sample(file: str) -> Response:
+        for sample in service.samples.values():
+            if sample.file == file:
+                return Response(sample.picture.data, media_type=sample.picture.type)
+        raise RequestError(404, "there is no such sample: see /api/samples.")
+
+    @router.get("/api/docs")
+    async def docs() -> Response:
+        return Response(render_reference(app.openapi()), media_type="text/html")
+
+    @router.get("/api/docs.css")
+    async def style() -> Response:
+        return Response(STYLE, media_type="text/css")
+
+    return router
+
+
+async def _run(service: Service, kind: str, form: s.Form, request: Request) -> Response:
+    """Waits for the answer, or returns the job."""
+    task = make_task(kind, form, service.model(form.model), await find_picture(service, form))
+    wait = getattr(form, "wait", True)
+    job = service.submit(task, keep=not wait)
+    if not wait:
+        return Response(to_json({"job": job.id, "events": f"/api/jobs/{job.id}/events"}), 202, media_type=JSON)
+    await finish(job, request.receive, service.cancel)
+    if job.error is not None:
+        raise job.error
+    if job.answer is None:
+        raise cancelled_error()
+    return Response(job.answer.body, media_type=job.answer.type)
+
+
+async def find_picture(service: Service, form: s.Form) -> Picture:
+    """The picture that the form names."""
+    names = [name for name in ("image", "picture", "sample") if getattr(form, name) is not None]
+    if len(names) != 1:
+        raise RequestError(
+            422, f"expected exactly one of image, picture and sample, but got {' and '.join(names) or 'none'}."
+        )
+    if form.image is not None:
+        return await service.add_upload(await form.image.read())
+    if form.picture is not None:
+        return service.picture(form.picture)
+    return service.sample(form.sample or "")
+
+
+def make_task(kind: str, form: s.Form, model: str, picture: Picture) -> Task:
+    """The task of a form; fields that were not sent are left out."""
+    fields: dict[str, Any] = form.model_dump(exclude={"image", "picture", "sample", "model", "wait"}, exclude_none=True)
+    for name in ("params", "removed", "kept"):
+        if name in fields:
+            fields[name] = json.loads(fields[name])
+    if isinstance(form, s.MaskForm) and form.removed is not None and form.kept is not None:
+        raise RequestError(422, "expected either removed or kept, but got both.")
+    if "methods" in fields:
+        fields["methods"] = _split_methods(fields["methods"])
+    return Task(kind, model, picture.id, fields)
+
+
+def _split_methods(text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not 1 <= len(names) <= MAX_METHODS:
+        raise RequestError(422, f"methods lists {len(names)} names, expected 1 to {MAX_METHODS}, comma-separated.")
+    return names
+
+
+def _job_state(job: Job, service: Service) -> bytes:
+    position = service.jobs.queue(job.task).position(job)
+    state: dict[str, Any] = {"job": job.id, "state": job.state, "position": position, "progress": job.fraction}
+    if job.error is not None:
+        state["error"] = str(job.error)
+    text = to_json(state)
+    if job.answer is None:
+        return text
+    return text[:-1] + b',"result":' + job.answer.body + b"}"
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client has closed the connection, or sends more than it may."""
+    with suppress(RequestError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def finish(job: Job, receive: Receive, cancel: Callable[[Job], None]) -> None:
+    """Waits until the job has ended; a client that disconnects cancels its job."""
+    waits = [asyncio.create_task(job.ended.wait()), asyncio.create_task(wait_for_disconnect(receive))]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        cancel(job)  # does nothing if it has ended
+
+
+class EventStream(StreamingResponse):
+    """The server-sent events of a job; closing the stream before the end cancels the job."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, job: Job, cancel: Callable[[Job], None]) -> None:
+        super().__init__(job.stream())
+        self._job, self._cancel = job, cancel
+
+    async def listen_for_disconnect(self, receive: Receive) -> None:
+        await wait_for_disconnect(receive)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._cancel(self._job)
