@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from tests.families import FAMILIES
-from tests.helpers import DOUBLE, batch, relative, viewed
+from tests.helpers import DOUBLE, batch, in_both_precisions, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map
 from tests.oracles.decompx import decompose
 from torch import Tensor
@@ -18,6 +20,7 @@ TARGET = torch.tensor([0, 3, 1])
 SHARES = {"x", "gx", "bias"}
 
 
+@functools.cache
 def frozen(name: str, dtype: torch.dtype = DOUBLE) -> Trace:
     _, _, view = viewed(name, dtype)
     depth = view.num_layers
@@ -28,12 +31,10 @@ def shares(found: Trace, layer: int) -> Tensor:
     return (found["x"][layer] * found["gx"][layer]).sum(-1)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-9), (torch.float32, 1e-4)])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_one_backward_is_the_forward_decomposition_from_every_layer(
-    name: str, dtype: torch.dtype, tolerance: float
-) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+def test_one_backward_is_the_forward_decomposition_from_every_layer(name: str, dtype: torch.dtype) -> None:
     family, module, _ = viewed(name)
+    tolerance = 1e-9 if dtype == DOUBLE else 1e-4
     found, rows = frozen(name, dtype), torch.arange(len(TARGET))
     for layer in range(found.num_layers + 1):
         contributions, bias = decompose(family, module, batch(name), layer)
@@ -41,13 +42,12 @@ def test_one_backward_is_the_forward_decomposition_from_every_layer(
         assert relative(found.bias_from(layer).to(DOUBLE), bias[rows, TARGET]) < tolerance
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_shares_and_biases_add_up_to_the_logit_at_every_layer(name: str) -> None:
-    for dtype, tolerance in ((DOUBLE, 1e-12), (torch.float32, 1e-5)):
-        found = frozen(name, dtype)
-        for layer in range(found.num_layers + 1):
-            gap = found.y - shares(found, layer).sum(1) - found.bias_from(layer)
-            assert (gap.abs() / found.y.abs().clamp(min=1)).max() < tolerance
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+def test_shares_and_biases_add_up_to_the_logit_at_every_layer(name: str, dtype: torch.dtype) -> None:
+    found = frozen(name, dtype)
+    for layer in range(found.num_layers + 1):
+        gap = found.y - shares(found, layer).sum(1) - found.bias_from(layer)
+        assert (gap.abs() / found.y.abs().clamp(min=1)).max() < (1e-12 if dtype == DOUBLE else 1e-5)
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_siglip", "timm_dinov2_giant"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import DOUBLE, batch, close, refusals, relative, viewed
+from tests.helpers import DOUBLE, batch, close, crossed, in_both_precisions, refusals, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout
 from tests.oracles.decompx import decompose
 
@@ -32,28 +32,27 @@ def on_grid(name: str, scores: torch.Tensor) -> torch.Tensor:
     return scores[:, family.prefix :].reshape(-1, *family.grid)
 
 
-def agrees(name: str, scores: torch.Tensor, method: str, **params: object) -> None:
-    """The map is the literal one, in double and in single precision."""
-    for dtype, tolerance in ((DOUBLE, 1e-9), (torch.float32, 1e-4)):
-        built = build_method(method, viewed(name, dtype)[2], **params)
-        found = built.attribute(batch(name, dtype=dtype), TARGET).to(DOUBLE)
-        assert relative(found, on_grid(name, scores)) < tolerance, (method, dtype)
+def agrees(name: str, dtype: torch.dtype, scores: torch.Tensor, method: str, **params: object) -> None:
+    """The map is the literal one."""
+    built = build_method(method, viewed(name, dtype)[2], **params)
+    maps, expected = built.attribute(batch(name, dtype=dtype), TARGET).to(DOUBLE), on_grid(name, scores)
+    assert maps.shape == expected.shape
+    assert relative(maps, expected) < (1e-9 if dtype == DOUBLE else 1e-4), method
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_decompx_and_its_sums_against_the_literal_decomposition(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+def test_decompx_and_its_sums_against_the_literal_decomposition(name: str, dtype: torch.dtype) -> None:
     family, module, view = viewed(name)
     depth = view.num_layers
     layers = [decompose(family, module, batch(name), l)[0][ROWS, :, TARGET] for l in range(depth)]
-    agrees(name, layers[0], "decompx")
-    agrees(name, layers[1], "decompx", start_layer=1)
-    agrees(name, sum(layers), "decompx.plus")
-    upper = sum(layers[-(-depth // 2) :])
-    agrees(name, upper, "decompx.skipplus")
+    agrees(name, dtype, layers[0], "decompx")
+    agrees(name, dtype, layers[1], "decompx", start_layer=1)
+    agrees(name, dtype, sum(layers), "decompx.plus")
+    agrees(name, dtype, sum(layers[-(-depth // 2) :]), "decompx.skipplus")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_attention_methods_against_the_literal_maps(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+def test_attention_methods_against_the_literal_maps(name: str, dtype: torch.dtype) -> None:
     family, module, _ = viewed(name)
     images = batch(name)
     maps, pool, row = (
@@ -64,11 +63,11 @@ def test_attention_methods_against_the_literal_maps(name: str) -> None:
     rows = [torch.einsum("bi,bij->bj", row, m.mean(1)) for m in maps]
     if pool is not None:  # an attention pool is the last attention layer, and its row starts the rollout
         rows.append(F.pad(pool.mean(1)[:, 0], (family.prefix, 0)))
-    agrees(name, rows[-1], "raw_attention")
-    agrees(name, sum(rows), "raw_attention.plus")
+    agrees(name, dtype, rows[-1], "raw_attention")
+    agrees(name, dtype, sum(rows), "raw_attention.plus")
     for method in ("rollout", "raw_attention.rollout"):
-        agrees(name, rollout(maps, row), method)
-    agrees(name, rollout(maps[1:], row), "rollout", start_layer=1)
+        agrees(name, dtype, rollout(maps, row), method)
+    agrees(name, dtype, rollout(maps[1:], row), "rollout", start_layer=1)
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_vit_avg", "timm_deit_distilled", "timm_siglip", "hf_dinov2"])
@@ -154,30 +153,37 @@ def test_probability_output_is_not_a_rescaled_logit() -> None:
     assert relative(F.normalize(probability.flatten(1)), F.normalize(logit.flatten(1))) > 1e-2
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
-def test_every_method_runs_on_every_family_or_is_in_the_table_of_refusals(name: str) -> None:
-    """The table is tests/methods/refusals.csv: a new refusal is a visible change. Batched is the same as one by one."""
-    table = refusals()
+def refusal(method: str, name: str) -> str | None:
+    """Why a method refuses a family, by tests/methods/refusals.csv."""
     kind = "hierarchical" if name in HIERARCHICAL else name
+    return refusals().get((method, kind)) or refusals().get((method, name))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
+def test_a_family_is_refused_as_the_table_says_and_not_otherwise(name: str) -> None:
+    """A new refusal is a visible change."""
+    view = viewed(name)[2]
+    reasons = {method: reason for method in list_methods() if (reason := refusal(method, name))}
+    assert set(supported_methods(view)) == set(list_methods()) - set(reasons)
+    for method, reason in reasons.items():
+        with pytest.raises(VitrailError, match=re.escape(reason)):
+            build_method(method, view).attribute(batch(name, 2))
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    crossed(((m, n) for m in list_methods() for n in [*HIERARCHICAL, *FAMILIES] if not refusal(m, n)), each=3),
+)
+def test_a_batch_is_its_images_one_by_one(method: str, name: str) -> None:
     family, _, view = viewed(name)
-    images = batch(name, 2)
-    for method in list_methods():
-        reason = table.get((method, kind)) or table.get((method, name))
-        if reason is not None:
-            with pytest.raises(VitrailError, match=re.escape(reason)):
-                build_method(method, view).attribute(images)
-            assert method not in supported_methods(view)
-            continue
-        params = {key: value for key, value in QUICK.items() if key in get_method(method).info.params}
-        built = build_method(method, view, **params)
-        found = built.attribute(images, [2, 3])
-        pixels = get_method(method).info.level == "pixel"
-        grid = view.size if pixels else family.grid if name in FAMILIES else found.shape[1:]
-        assert found.shape == (2, *grid)
-        assert found.isfinite().all()
-        assert float(found.std()) > 0, f"{method} gives a constant map"
-        apart = torch.cat([built.attribute(images[i : i + 1], 2 + i) for i in range(2)])
-        assert close(found, apart, 1e-8), method
+    images, info = batch(name, 2), get_method(method).info
+    built = build_method(method, view, **{key: value for key, value in QUICK.items() if key in info.params})
+    maps = built.attribute(images, [2, 3])
+    grid = view.size if info.level == "pixel" else family.grid if name in FAMILIES else maps.shape[1:]
+    assert maps.shape == (2, *grid)
+    assert maps.isfinite().all()
+    assert float(maps.std()) > 0, "a constant map"
+    assert close(maps, torch.cat([built.attribute(images[i : i + 1], 2 + i) for i in range(2)]), 1e-8)
 
 
 def test_parameters_are_checked_and_listed() -> None:

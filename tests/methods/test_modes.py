@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import MODES, assert_same_state, batch, relative, state_of, viewed
+from tests.helpers import MODES, assert_same_state, batch, crossed, relative, state_of, viewed
 from torch import Tensor
 
 import vitrail
@@ -57,8 +58,9 @@ def half(family: str, dtype: torch.dtype) -> tuple[View, View]:
     return vitrail.wrap(module), vitrail.wrap(copy.deepcopy(module).float())
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("call", [*list_methods(), "gradient(reduce=sum)", *DRAWN])
+@pytest.mark.parametrize(
+    ("call", "dtype"), crossed(itertools.product([*list_methods(), "gradient(reduce=sum)", *DRAWN], HALVES))
+)
 def test_half_precision_weights_are_explained_in_single_precision(call: str, dtype: torch.dtype) -> None:
     narrow, wide = half("timm_vit", dtype)
     before = state_of(narrow.module)
@@ -107,8 +109,7 @@ def test_a_shared_trace_serves_half_precision_too(monkeypatch: pytest.MonkeyPatc
     assert narrow["value"].tolist() == wide["value"].tolist()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("call", [*list_methods(), *DRAWN])
+@pytest.mark.parametrize(("call", "mode"), crossed(itertools.product([*list_methods(), *DRAWN], MODES)))
 def test_the_callers_modes_change_no_map(call: str, mode: str) -> None:
     view, expected = viewed("timm_vit", SINGLE)[2], usual(call, "timm_vit")
     with MODES[mode]():
