@@ -130,14 +130,14 @@ def random_keep(family: Family, size: int, kept: int, seed: int = 0) -> Tensor:
 ROUNDING = 1e-11
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(result: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest expected value."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    return float((result - expected).abs().max() / expected.abs().max())
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+def close(result: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether no difference is above ``tolerance``, relative to the largest expected value, or above rounding."""
-    return float((found - expected).abs().max()) < max(tolerance * float(expected.abs().max()), ROUNDING)
+    return float((result - expected).abs().max()) < max(tolerance * float(expected.abs().max()), ROUNDING)
 
 
 @contextmanager

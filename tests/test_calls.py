@@ -87,9 +87,9 @@ def test_every_metric_comes_back() -> None:
     ],
 )
 def test_calls_are_read(text: str, expected: tuple[str, dict[str, Any]]) -> None:
-    found = split_call(text)
-    assert found == expected
-    assert typed(found[1]) == typed(expected[1])
+    result = split_call(text)
+    assert result == expected
+    assert typed(result[1]) == typed(expected[1])
 
 
 def test_lists_are_read() -> None:

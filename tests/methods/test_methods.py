@@ -107,9 +107,9 @@ def test_contrast_is_the_difference_of_two_explanations() -> None:
     _, _, view = viewed("timm_vit")
     images = batch("timm_vit")
     for method in ("decompx.skipplus", "input_x_gradient"):
-        found = build_method(method, view)
-        one, other = found.attribute(images, 0), found.attribute(images, 4)
-        assert relative(found.attribute(images, 0, against=4), one - other) < 1e-9
+        result = build_method(method, view)
+        one, other = result.attribute(images, 0), result.attribute(images, 4)
+        assert relative(result.attribute(images, 0, against=4), one - other) < 1e-9
     with pytest.raises(VitrailError, match="same for every class"):
         build_method("rollout", view).attribute(images, 0, against=1)
 
@@ -127,9 +127,9 @@ def test_readout_of_the_class_token_on_request() -> None:
     family, module, view = viewed("timm_eva")  # it pools the patches, and still has a class token
     images = batch("timm_eva")
     first = attention_maps(family, module, images)[-1].mean(1)[:, 0]
-    found = build_method("raw_attention", view, readout="cls").attribute(images, 0)
-    assert relative(found, on_grid("timm_eva", first)) < 1e-9
-    assert relative(found, build_method("raw_attention", view).attribute(images, 0)) > 1e-2
+    result = build_method("raw_attention", view, readout="cls").attribute(images, 0)
+    assert relative(result, on_grid("timm_eva", first)) < 1e-9
+    assert relative(result, build_method("raw_attention", view).attribute(images, 0)) > 1e-2
     _, _, siglip = viewed("timm_siglip")
     with pytest.raises(VitrailError, match="no class token"):
         build_method("raw_attention", siglip, readout="cls").attribute(batch("timm_siglip"), 0)
@@ -140,11 +140,11 @@ def test_readout_of_the_class_token_on_request() -> None:
 def test_random_depends_on_the_image_and_the_seed_alone() -> None:
     _, _, view = viewed("timm_vit")
     images = batch("timm_vit")
-    found = build_method("random", view).attribute(images, 0)
+    result = build_method("random", view).attribute(images, 0)
     alone = torch.cat([build_method("random", view).attribute(image[None], 1) for image in images])
-    assert torch.equal(found, alone)
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(found, build_method("random", view, seed=1).attribute(images, 0))
+    assert torch.equal(result, alone)
+    assert not torch.equal(result[0], result[1])
+    assert not torch.equal(result, build_method("random", view, seed=1).attribute(images, 0))
 
 
 def test_probability_output_is_not_a_rescaled_logit() -> None:
@@ -246,9 +246,9 @@ def test_shape_input_keeps_the_total() -> None:
 
 def test_completeness_gap_is_measured() -> None:
     _, _, view = viewed("timm_vit")
-    found = build_method("decompx.plus", view).explain(batch("timm_vit"), TARGET)
-    assert found.extras["completeness_gap"].shape == (3,)
-    assert found.extras["completeness_gap"].max() < 1e-12
+    result = build_method("decompx.plus", view).explain(batch("timm_vit"), TARGET)
+    assert result.extras["completeness_gap"].shape == (3,)
+    assert result.extras["completeness_gap"].max() < 1e-12
 
 
 def test_composed_classes_carry_their_own_info() -> None:

@@ -59,12 +59,12 @@ def test_token_curves_of_every_family(name: str) -> None:
     ):
         maps = of.maps(kinds)
         for metric in METRICS:
-            found = measure(metric, of.view, of.images, maps, TARGET, label=label, protocol=protocol, seed=seed)
+            result = measure(metric, of.view, of.images, maps, TARGET, label=label, protocol=protocol, seed=seed)
             for i, values in enumerate(maps):
                 image = of.images[i : i + 1]
                 truth = of.top(image)[0] if label is None else label
-                agrees(found[i], literal(of, image, values, metric, protocol, truth, seed))
-                assert len(found[i].curve or ()) == 10
+                agrees(result[i], literal(of, image, values, metric, protocol, truth, seed))
+                assert len(result[i].curve or ()) == 10
 
 
 @pytest.mark.parametrize("name", ["timm_vit_gap", "timm_deit_distilled"])
@@ -94,8 +94,8 @@ def test_taking_patches_out_is_masking_their_keys(name: str) -> None:
         ("token_deletion_aopc", [best[count:] for count in (0, *counts)]),
         ("token_insertion_aopc", [best[:count] for count in (*counts, len(best))]),
     ):
-        (found,) = measure(metric, of.view, image, values, TARGET)
-        for fall, kept in zip(found.curve or (), sets, strict=True):
+        (result,) = measure(metric, of.view, image, values, TARGET)
+        for fall, kept in zip(result.curve or (), sets, strict=True):
             assert abs(fall - (whole - probability(kept))) < CLOSE
 
 
@@ -105,11 +105,11 @@ def test_a_head_that_pools_keeps_the_best_patch_where_a_tenth_is_none() -> None:
         of = bench(name)
         values, image = of.maps(["tokens"])[0], of.images[:1]
         assert of.family.patches == 9
-        (found,) = measure("token_insertion_aopc", of.view, image, values, TARGET)
+        (result,) = measure("token_insertion_aopc", of.view, image, values, TARGET)
         best = int(values.argmax())
         kept = torch.tensor([[best]] if name == "pooled_nine" else [[]], dtype=torch.long)
         alone = masked_logits(of.family, of.module, image, kept).softmax(1)[0, TARGET]
-        assert abs((found.curve or ())[0] - float(of.probabilities(image)[0, TARGET] - alone)) < CLOSE
+        assert abs((result.curve or ())[0] - float(of.probabilities(image)[0, TARGET] - alone)) < CLOSE
 
 
 def test_skipplus_turns_round_what_should_be_small() -> None:
