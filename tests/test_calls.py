@@ -28,9 +28,9 @@ CALLS = st.tuples(NAMES, st.dictionaries(KEYS, VALUES, max_size=4))
 def typed(value: Any) -> Any:
     """1, 1.0 and True are equal, but not the same."""
     if isinstance(value, list | tuple):
-        return type(value), [typed(one) for one in value]
+        return type(value), [typed(item) for item in value]
     if isinstance(value, dict):
-        return {key: typed(one) for key, one in value.items()}
+        return {key: typed(item) for key, item in value.items()}
     return type(value), value
 
 

@@ -264,14 +264,14 @@ def test_traces_that_differ_are_not_shared(change: str, traced: list[TraceSpec])
         else target,
         TraceSpec.of({"x", "gx"}, [1], **({change: options[change]} if change in options else {})),
     )
-    one, two = Scheduler().run([asking(Traced(first, target, spec)), asking(other)])
-    assert one is not two
+    trace, another = Scheduler().run([asking(Traced(first, target, spec)), asking(other)])
+    assert trace is not another
     assert len(traced) == 2
     traced.clear()
-    one, two = Scheduler().run(
+    trace, another = Scheduler().run(
         [asking(Traced(first, target, spec)), asking(Traced(first, target, TraceSpec.of({"A"}, [2])))]
     )
-    assert one is two
+    assert trace is another
     assert len(traced) == 1
 
 

@@ -142,14 +142,14 @@ def test_the_graph_is_cut_below_the_lowest_layer() -> None:
 def test_against_and_probability() -> None:
     _, _, view = viewed("timm_vit")
     images, rival = batch("timm_vit"), torch.tensor([1, 1, 2])
-    one, other = (trace(view, images, t) for t in (TARGET, rival))
+    chosen, other = (trace(view, images, t) for t in (TARGET, rival))
     both = trace(view, images, TARGET, against=rival)
-    assert relative(both["gx"][0], one["gx"][0] - other["gx"][0]) < 1e-9
-    assert torch.allclose(both.y, one.y - other.y)
+    assert relative(both["gx"][0], chosen["gx"][0] - other["gx"][0]) < 1e-9
+    assert torch.allclose(both.y, chosen.y - other.y)
     by_probability = trace(view, images, TARGET, output="probability")
-    p = one.logits.softmax(1)
+    p = chosen.logits.softmax(1)
     every = torch.stack([trace(view, images, torch.full((3,), c))["gx"][0] for c in range(5)])  # (C, B, n, d)
-    expected = p.gather(1, TARGET[:, None])[..., None] * (one["gx"][0] - torch.einsum("bc,cbnd->bnd", p, every))
+    expected = p.gather(1, TARGET[:, None])[..., None] * (chosen["gx"][0] - torch.einsum("bc,cbnd->bnd", p, every))
     assert relative(by_probability["gx"][0], expected) < 1e-9
 
 

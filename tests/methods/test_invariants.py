@@ -275,8 +275,8 @@ def test_gradients_on_hierarchical_features_by_finite_differences() -> None:
 def test_rollout_options() -> None:
     view, images = viewed("timm_vit")[2], batch("timm_vit")
     maps = trace(view, images, keep={"A"})["A"]
-    one = {"mean": lambda a: a.mean(1), "min": lambda a: a.amin(1), "max": lambda a: a.amax(1)}
-    for fusion, fuse in one.items():
+    fusions = {"mean": lambda a: a.mean(1), "min": lambda a: a.amin(1), "max": lambda a: a.amax(1)}
+    for fusion, fuse in fusions.items():
         row = F.one_hot(torch.zeros(3, dtype=torch.long), maps[0].shape[-1]).to(DOUBLE)
         for layer in reversed(range(view.num_layers)):
             matrix = fuse(maps[layer])

@@ -179,8 +179,8 @@ def test_protocols_of_rise(protocol: str, output: str) -> None:
     view, pictures = viewed("timm_vit")[2], batch("timm_vit", 2)
     masks = SmoothMasks(6, 8, 0.1, pictures, seed=0)(slice(0, 6))
     result = build_method("rise", view, masks=6, protocol=protocol).attribute(pictures, TARGET)
-    for one, image in zip(result, pictures.split(1), strict=True):
-        assert relative(one, rise.rise_map(scorer(view, output), image, masks, 0.1)) < 1e-5
+    for saliency, image in zip(result, pictures.split(1), strict=True):
+        assert relative(saliency, rise.rise_map(scorer(view, output), image, masks, 0.1)) < 1e-5
 
 
 def test_how_many_masks_the_protocols_of_rise_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_pami_of_the_authors_moves_its_regions(monkeypatch: pytest.MonkeyPatch) 
     view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
     method = build_method("pami", view, protocol="authors")
     maps = [*segmentations(np.asarray(view.preprocessing.denormalise(image[0])), (24, 30, 36))]
-    expected = pami.pami(scorer(view), image, [torch.from_numpy(one) for one in maps], method.rest(image))
+    expected = pami.pami(scorer(view), image, [torch.from_numpy(labels) for labels in maps], method.rest(image))
     assert len(maps) == 13
     assert relative(method.attribute(image, TARGET)[0], expected) < 1e-9
     assert relative(explained("timm_vit", "pami"), expected) > 1e-3

@@ -187,9 +187,9 @@ def test_variants_of_the_paper_run_and_differ() -> None:
     maps = [build_method("vit_cx", view, **params).attribute(image, 0) for params in (
         {}, {"cluster": False}, {"debias": False}, {"pcb": False}, {"debias": False, "pcb": False},
     )]  # fmt: skip
-    for i, one in enumerate(maps):
-        assert one.isfinite().all()
-        assert all(not torch.allclose(one, other) for other in maps[:i])
+    for i, saliency in enumerate(maps):
+        assert saliency.isfinite().all()
+        assert all(not torch.allclose(saliency, other) for other in maps[:i])
 
 
 def test_rise_masks_are_the_literal_ones() -> None:
@@ -348,7 +348,7 @@ def test_pami_is_its_literal_definition(name: str, params: dict[str, Any]) -> No
     view, image = viewed(name)[2], batch(name, 1)
     method = build_method("pami", view, **params)
     pixels = np.asarray(view.preprocessing.denormalise(image[0]))
-    maps = [torch.from_numpy(one) for one in segmentations(pixels, method.shifts or ())]
+    maps = [torch.from_numpy(labels) for labels in segmentations(pixels, method.shifts or ())]
     expected = pami.pami(scorer(view), image, maps, method.rest(image))
     result = method.explain(image, TARGET)
     assert relative(result.map[0], expected) < 1e-9

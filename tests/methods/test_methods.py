@@ -108,8 +108,8 @@ def test_contrast_is_the_difference_of_two_explanations() -> None:
     images = batch("timm_vit")
     for method in ("decompx.skipplus", "input_x_gradient"):
         result = build_method(method, view)
-        one, other = result.attribute(images, 0), result.attribute(images, 4)
-        assert relative(result.attribute(images, 0, against=4), one - other) < 1e-9
+        first, second = (result.attribute(images, target) for target in (0, 4))
+        assert relative(result.attribute(images, 0, against=4), first - second) < 1e-9
     with pytest.raises(VitrailError, match="same for every class"):
         build_method("rollout", view).attribute(images, 0, against=1)
 
@@ -225,8 +225,8 @@ def test_a_method_can_be_registered_in_a_few_lines() -> None:
     info = list_methods("brightness*")["brightness_test"]
     assert info.params == {"power": 1.0}
     assert info.summary == "Mean brightness of each patch."
-    one, two = (build_method("brightness_test", view, power=p).attribute(images) for p in (1.0, 2.0))
-    assert torch.equal(two, 2 * one)
+    once, twice = (build_method("brightness_test", view, power=p).attribute(images) for p in (1.0, 2.0))
+    assert torch.equal(twice, 2 * once)
     assert vitrail.explain(view, images, "brightness_test")[0].map.shape == view.grid
     with pytest.raises(VitrailError, match="already"):
         vitrail.method("decompx")(lambda model, images, target: images)

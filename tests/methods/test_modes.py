@@ -84,7 +84,7 @@ def test_half_precision_features_are_explained_in_single_precision(family: str, 
 def test_relevance_of_pixels_is_that_of_double_precision() -> None:
     """Its denominators all but cancel: in single precision rounding would be a part of the map."""
     module = FAMILIES["timm_vit"].build(SINGLE)
-    single, double = (vitrail.wrap(one) for one in (module, copy.deepcopy(module).double()))
+    single, double = (vitrail.wrap(model) for model in (module, copy.deepcopy(module).double()))
     result, expected = (build_method("lrp", view).attribute(image("timm_vit"), 0) for view in (single, double))
     assert relative(result, expected) < 1e-6
 
@@ -131,9 +131,9 @@ def test_the_callers_modes_change_no_explanation(mode: str) -> None:
     picture, metrics = data[0].image, "insertion(steps=4), token_deletion_aopc, mean_iou, box_localization"
 
     def explained_and_scored() -> tuple[Tensor, float, list[float]]:
-        one = vitrail.explain(view, picture)
+        explanation = vitrail.explain(view, picture)
         rows = vitrail.evaluate(view, data, "gen_att", metrics, images=1)
-        return one.map, one.probability, rows["value"].tolist()
+        return explanation.map, explanation.probability, rows["value"].tolist()
 
     expected = explained_and_scored()
     with MODES[mode]():
@@ -206,7 +206,7 @@ def test_a_cpu_that_runs_out_of_memory_says_so(count: int, monkeypatch: pytest.M
         lambda: built("occlusion", view).attribute(images, 0),
         lambda: vitrail.explain(view, images, "gen_att"),
         lambda: vitrail.metrics.measure("insertion", view, images, torch.zeros(count, 4, 4)),
-        lambda: vitrail.evaluate(view, [view.preprocessing.denormalise(one) for one in images], "gen_att"),
+        lambda: vitrail.evaluate(view, [view.preprocessing.denormalise(pixels) for pixels in images], "gen_att"),
     ]
     for call in calls:
         with pytest.raises(VitrailError, match=f"{message} not fit in memory"):

@@ -45,7 +45,7 @@ def last_row(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
 
 def row_sum(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
     def oracle(family, module, images, target, **params):  # type: ignore[no-untyped-def]
-        return sum(decomposition.row(family, module, images, one) for one in maps(family, module, images, **params))
+        return sum(decomposition.row(family, module, images, layer) for layer in maps(family, module, images, **params))
 
     return oracle
 
@@ -65,7 +65,7 @@ def half_rollout(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
     def oracle(family, module, images, target):  # type: ignore[no-untyped-def]
         layers = maps(family, module, images)
         eye = torch.eye(layers[0].shape[-1], dtype=DOUBLE)
-        mixed = [(eye + one / one.sum(-1, keepdim=True)) / 2 for one in layers]
+        mixed = [(eye + layer / layer.sum(-1, keepdim=True)) / 2 for layer in layers]
         return decomposition.rolled(mixed, readout(family, module, images))
 
     return oracle

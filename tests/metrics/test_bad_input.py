@@ -64,7 +64,7 @@ MEASURED = [name for name in list_metrics() if name != "completeness"]
 def test_good_input_leaves_everything_as_it_was(name: str) -> None:
     result = attempt(name, **SLOW.get(name, {}))
     assert len(result) == 2
-    assert all(math.isfinite(one.value) for one in result)
+    assert all(math.isfinite(scored.value) for scored in result)
     torch.manual_seed(123)
     again = attempt(name, **SLOW.get(name, {}))
     assert again == result, "global random numbers play no part"
@@ -76,7 +76,7 @@ def test_measuring_under_inference_mode(name: str) -> None:
     unchanged = attempt(name, **quick)
     with torch.inference_mode():
         result = attempt(name, **quick)
-    assert [one.value for one in result] == pytest.approx([one.value for one in unchanged], rel=1e-9)
+    assert [scored.value for scored in result] == pytest.approx([scored.value for scored in unchanged], rel=1e-9)
 
 
 def spoiled(value: float, place: int = 0) -> Tensor:
@@ -211,7 +211,7 @@ def test_a_metric_of_ones_own() -> None:
 
     assert list_metrics("tests_*")["tests_largest"].summary == "The largest value."
     maps = bench(OF).maps(TOKEN_KINDS)
-    assert [one.value for one in attempt("tests_largest")] == [float(one.max()) for one in maps]
+    assert [scored.value for scored in attempt("tests_largest")] == [float(values.max()) for values in maps]
     with pytest.raises(VitrailError, match="already a metric 'insertion'"):
         metric("insertion", higher_is_better=True)(Largest)
 
@@ -222,10 +222,10 @@ def test_a_metric_of_ones_own() -> None:
 )
 def test_maps_of_any_precision_are_measured(name: str, dtype: torch.dtype) -> None:
     maps = bench(OF).maps(["tied tokens", "tied tokens"])  # which every precision holds exactly
-    unchanged, result = (attempt(name, maps=one) for one in (maps, maps.to(dtype)))
+    unchanged, result = (attempt(name, maps=values) for values in (maps, maps.to(dtype)))
     if dtype == torch.float32:
-        assert [one.value for one in result] == pytest.approx([one.value for one in unchanged], rel=1e-6)
-    assert all(math.isfinite(one.value) for one in result)
+        assert [scored.value for scored in result] == pytest.approx([scored.value for scored in unchanged], rel=1e-6)
+    assert all(math.isfinite(scored.value) for scored in result)
 
 
 MISUSED: list[tuple[str, str, dict[str, Callable[[], Any]], str]] = [
@@ -250,7 +250,9 @@ MISUSED: list[tuple[str, str, dict[str, Callable[[], Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "message"), [one[1:] for one in MISUSED], ids=[one[0] for one in MISUSED])
+@pytest.mark.parametrize(
+    ("name", "changes", "message"), [misuse[1:] for misuse in MISUSED], ids=[misuse[0] for misuse in MISUSED]
+)
 def test_misuse_is_told(name: str, changes: dict[str, Callable[[], Any]], message: str) -> None:
     with pytest.raises(VitrailError, match=message):
         attempt(name, **{key: make() for key, make in changes.items()})
@@ -261,7 +263,7 @@ def test_a_box_is_cut_at_the_border_of_the_input() -> None:
     maps[:, :10, :10] = 1
     for box in ((-10.0, -10.0, 10.0, 10.0), (0.0, 0.0, 10.0, 10.0)):
         result = attempt("box_localization", maps=maps, boxes=[[box]] * 2, iou=1.0)
-        assert [one.value for one in result] == [1, 1]
+        assert [scored.value for scored in result] == [1, 1]
     half = attempt("box_localization", maps=maps, boxes=[[(-9.0, -9.0, -1.0, -1.0)], [(0.0, 0.0, 10.0, 10.0)]])
     assert math.isnan(half[0].value), "nothing of the box is in the picture"
     assert half[1].value == 1
@@ -269,7 +271,7 @@ def test_a_box_is_cut_at_the_border_of_the_input() -> None:
 
 def test_a_picture_of_unknown_pixels_has_no_precision() -> None:
     result = attempt("segmentation_ap", ignore=torch.ones(2, *SIZE, dtype=torch.bool))
-    assert all(math.isnan(one.value) for one in result)
+    assert all(math.isnan(scored.value) for scored in result)
 
 
 def test_a_box_of_three_numbers_is_told() -> None:

@@ -26,7 +26,9 @@ def test_a_function_gives_the_values_of_the_metric(name: str) -> None:
     maps = of.maps(TOKEN_KINDS)
     result = function(of.view, of.images, maps, [1, 0], **known, **params)
     assert result.dtype == torch.float64
-    assert result.tolist() == [one.value for one in measure(name, of.view, of.images, maps, [1, 0], **known, **params)]
+    assert result.tolist() == [
+        score.value for score in measure(name, of.view, of.images, maps, [1, 0], **known, **params)
+    ]
     assert function.__name__ == name
     assert function.__doc__.startswith(info.summary)
     with pytest.raises(VitrailError, match=f"{name} has no parameter colour"):

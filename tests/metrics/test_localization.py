@@ -86,7 +86,9 @@ def test_pointing_games(name: str) -> None:
             expected = localization.energy_pointing_game(on, mask, protocol)
             same(scored("energy_pointing_game", of, values, masks=mask[None], protocol=protocol), expected)
     if name != "timm_swin":
-        assert {0.0, 1.0} < {one if one == one else -1.0 for one in outcomes}, "hits, misses and images left out"
+        assert {0.0, 1.0} < {outcome if outcome == outcome else -1.0 for outcome in outcomes}, (
+            "hits, misses and images left out"
+        )
 
 
 def test_the_largest_of_equal_values_is_drawn() -> None:
@@ -242,11 +244,11 @@ def test_segmentation_is_that_of_other_libraries() -> None:
         same(scored("pixel_accuracy", of, values, masks=mask[None]), accuracy_score(truth, result))
         both = jaccard_score(truth, result, labels=[False, True], average="macro", zero_division=0)
         same(scored("mean_iou", of, values, masks=mask[None]), both)
-        one = [
+        single = [
             float(binary_jaccard_index(torch.from_numpy(a), torch.from_numpy(b)))
             for a, b in ((result, truth), (~result, ~truth))
         ]
-        assert abs(float(np.nan_to_num(one).mean()) - both) < 1e-6
+        assert abs(float(np.nan_to_num(single).mean()) - both) < 1e-6
 
 
 # --- boxes ----------------------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ def test_max_box_acc_of_one_image_and_of_many() -> None:
         same(result[-1].value, sum(at >= delta for delta in (0.3, 0.5, 0.7)) / 3)
         literal = [localization.best_iou(maps[-1], boxes[-1], i / 100) for i in range(100)]  # type: ignore[arg-type]
         assert np.allclose(result[-1].parts or (), literal, rtol=0, atol=1e-12)
-    combined = build_metric("box_localization").combine(torch.tensor([one.parts for one in result], dtype=DOUBLE))
+    combined = build_metric("box_localization").combine(torch.tensor([score.parts for score in result], dtype=DOUBLE))
     same(float(combined), localization.max_box_acc(maps, boxes)[0])  # type: ignore[arg-type]
 
 

@@ -184,8 +184,8 @@ def test_accuracy_curves_see_both_outcomes() -> None:
     """Otherwise the comparisons above could not fail."""
     of = bench("timm_deit_distilled")
     for name in ("positive_auc", "negative_auc"):
-        for one in measure(name, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
-            assert set(one.curve or ()) == {0.0, 1.0}
+        for score in measure(name, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
+            assert set(score.curve or ()) == {0.0, 1.0}
 
 
 def test_log_odds_survive_a_probability_that_vanishes() -> None:
@@ -194,7 +194,7 @@ def test_log_odds_survive_a_probability_that_vanishes() -> None:
     with torch.no_grad():
         module.head.weight.mul_(1e4)
     result = measure("log_odds", module, of.images, of.maps(PIXEL_KINDS), TARGET)
-    for one in result:
-        assert one.curve is not None
-        assert max(abs(change) for change in one.curve) > 745, "exp(−745) is the least number there is"
-        same(one.value, sum(one.curve) / 21)
+    for score in result:
+        assert score.curve is not None
+        assert max(abs(change) for change in score.curve) > 745, "exp(−745) is the least number there is"
+        same(score.value, sum(score.curve) / 21)

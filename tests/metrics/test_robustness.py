@@ -38,7 +38,7 @@ def test_every_metric_of_complexity_and_robustness_is_compared_here() -> None:
     assert not info["max_sensitivity"].higher_is_better
     assert not info["infidelity"].higher_is_better
     families = {"perturbation", "token masking", "localisation", "complexity", "robustness", "sanity"}
-    assert {one.family for one in info.values()} == families, "a family that no test here compares"
+    assert {description.family for description in info.values()} == families, "a family that no test here compares"
 
 
 # --- sparseness -----------------------------------------------------------------------------------------------------
@@ -51,8 +51,8 @@ def test_sparseness(name: str, protocol: str) -> None:
     for kinds in (PIXEL_KINDS, TOKEN_KINDS):
         for maps in (of.maps(kinds), of.maps(kinds).abs(), of.maps(kinds).clamp(min=0), of.maps(kinds) * 1e-12):
             result = measure("sparseness", of.view, of.images, maps, protocol=protocol)
-            for one, values in zip(result, maps, strict=True):
-                same(one.value, quality.gini(on_input(values, of.size), protocol))
+            for scored, values in zip(result, maps, strict=True):
+                same(scored.value, quality.gini(on_input(values, of.size), protocol))
 
 
 def test_gini_of_known_maps() -> None:
@@ -63,9 +63,9 @@ def test_gini_of_known_maps() -> None:
     maps = torch.stack([one_hot, -one_hot, ramp, torch.full(of.size, 4.0), torch.full(of.size, -4.0), 0 * ramp])
     images = of.images[:1].repeat(len(maps), 1, 1, 1)
     expected = [1 - 1 / n, 1 / n, (n + 1) / (3 * n), 0, 0, 0]
-    result = [one.value for one in measure("sparseness", of.view, images, maps)]
+    result = [scored.value for scored in measure("sparseness", of.view, images, maps)]
     assert result == pytest.approx(expected, rel=CLOSE, abs=1e-12)
-    published = [one.value for one in measure("sparseness", of.view, images, maps, protocol="tis")]
+    published = [scored.value for scored in measure("sparseness", of.view, images, maps, protocol="tis")]
     assert published == pytest.approx(expected, rel=1e-3, abs=1e-12)
     assert published[0] != result[0]
     assert gini(torch.tensor([1.0, 3.0])) == pytest.approx(0.25)
@@ -78,7 +78,7 @@ def test_gini_of_known_maps() -> None:
 def moved(of: Bench, samples: int, radius: float, seed: int) -> list[Tensor]:
     """(1, 3, H, W) each: what is added to the image."""
     drawn = noise("uniform", (3, *of.size), range(samples), seed, torch.device("cpu")).double()
-    return [(2 * one[None] - 1) * radius for one in drawn]
+    return [(2 * values[None] - 1) * radius for values in drawn]
 
 
 @pytest.mark.parametrize(("name", "method", "params"), METHODS)
@@ -117,7 +117,7 @@ def test_max_sensitivity_is_the_largest_of_its_samples() -> None:
         measure("max_sensitivity", of.view, of.images, maps, TARGETS, method=built, samples=samples, radius=0.2)
         for samples in (1, 4, 12)
     ]
-    first, more, most = ([one.value for one in each] for each in result)
+    first, more, most = ([scored.value for scored in each] for each in result)
     rounding = 1 + CLOSE
     assert all(a <= b * rounding and b <= c * rounding for a, b, c in zip(first, more, most, strict=True))
     assert max(b / a for a, b in zip(first, most, strict=True)) > 1.001, "each sample is another noise"
@@ -131,14 +131,14 @@ def test_the_seed_draws_the_noise() -> None:
         measure("max_sensitivity", of.view, of.images, maps, TARGETS, method=built, samples=2, seed=seed)
         for seed in (0, 1)
     ]
-    assert [one.value for one in runs[0]] != [one.value for one in runs[1]]
+    assert [scored.value for scored in runs[0]] != [scored.value for scored in runs[1]]
 
 
 def test_max_sensitivity_of_a_method_that_does_not_look(constant_method: str) -> None:
     of = bench("timm_vit")
     built = build_method(constant_method, of.view)
     result = measure("max_sensitivity", of.view, of.images, built.attribute(of.images), method=built, samples=3)
-    assert [one.value for one in result] == [0, 0]
+    assert [scored.value for scored in result] == [0, 0]
 
 
 # --- infidelity -----------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_infidelity(name: str, method: str, params: dict[str, Any], normalize: b
                 return of.logits(images)[:, target]
 
             weights = spread.attribute(image, target)
-            expected = quality.infidelity(score, weights, image, [one[None] for one in drawn], normalize)
+            expected = quality.infidelity(score, weights, image, [values[None] for values in drawn], normalize)
             assert expected > 0
             assert abs(result[i].value - expected) <= 1e-8 * expected
             waiting = iter(drawn)
@@ -189,9 +189,9 @@ def test_infidelity_scaled_to_fit_does_not_know_units(constant_method: str) -> N
         same(result[i].value, float(changes.square().mean()))
     maps = build_method("gen_att", of.view).attribute(of.images, TARGETS)
     scaled = [measure("infidelity", of.view, of.images, k * maps, TARGETS, samples=4) for k in (1.0, 1000.0)]
-    for zero, one, other in zip(result, *scaled, strict=True):
-        assert math.isclose(one.value, other.value, rel_tol=1e-8)
-        assert one.value < zero.value, "the best factor is no worse than none"
+    for zero, scored, other in zip(result, *scaled, strict=True):
+        assert math.isclose(scored.value, other.value, rel_tol=1e-8)
+        assert scored.value < zero.value, "the best factor is no worse than none"
 
 
 def test_metrics_of_methods_run_under_inference_mode() -> None:

@@ -67,7 +67,7 @@ def test_batches_add_up_to_the_whole(sizes: list[int]) -> None:
             running.update(images[part], maps[part], TARGET, **{name: values[part] for name, values in known.items()})
             start += size
         whole = measure(metric, of.view, images, maps, TARGET, **known, **params)
-        values = [one.value for one in whole if not math.isnan(one.value)]
+        values = [score.value for score in whole if not math.isnan(score.value)]
         result = running.compute()
         assert result["n"] == len(values) > 0
         assert result["low"] <= result["mean"] <= result["high"]
@@ -95,12 +95,12 @@ def test_images_that_do_not_count_are_left_out() -> None:
 def test_the_value_of_a_data_set_is_that_of_the_oracle() -> None:
     of = bench("timm_vit_not_square")
     images, maps, (masks, boxes) = images_of(of), maps_of(of), regions_of(of)
-    on = [on_input(one, of.size) for one in maps]
+    on = [on_input(values, of.size) for values in maps]
     running = Running("mean_iou", of.view)
     running.update(images, maps, masks=masks)
     result = running.compute()
     same(result["mean"], localization.segmentation_over(on, list(masks))[1])
-    single = [one.value for one in measure("mean_iou", of.view, images, maps, masks=masks)]
+    single = [score.value for score in measure("mean_iou", of.view, images, maps, masks=masks)]
     assert abs(result["mean"] - np.mean(single)) > 1e-4, "it is no mean of values"
     chosen = [
         localization.segmentation_over([on[i] for i in row], [masks[i] for i in row])[1] for row in indices(COUNT)[:40]
@@ -174,9 +174,9 @@ def test_calling_gives_the_value_of_the_batch() -> None:
     images, maps = images_of(of), maps_of(of)
     running = Running("sparseness", of.view)
     batches = [running(images[:4], maps[:4]), running(images[4:], maps[4:])]
-    values = [one.value for one in measure("sparseness", of.view, images, maps)]
-    assert [one["n"] for one in batches] == [4, 2]
-    assert [one["mean"] for one in batches] == pytest.approx([np.mean(values[:4]), np.mean(values[4:])])
+    values = [score.value for score in measure("sparseness", of.view, images, maps)]
+    assert [summary["n"] for summary in batches] == [4, 2]
+    assert [summary["mean"] for summary in batches] == pytest.approx([np.mean(values[:4]), np.mean(values[4:])])
     assert running.compute()["mean"] == pytest.approx(np.mean(values))
 
 
@@ -203,7 +203,7 @@ def test_a_running_metric_of_methods() -> None:
     for i in range(2):
         running.update(of.images[i], maps[i], TARGET, method=method)
     whole = measure("infidelity", of.view, of.images, maps, TARGET, method=method, samples=3)
-    assert running.compute()["mean"] == pytest.approx(np.mean([one.value for one in whole]), rel=1e-6)
+    assert running.compute()["mean"] == pytest.approx(np.mean([score.value for score in whole]), rel=1e-6)
 
 
 def test_states_are_gathered_over_processes() -> None:

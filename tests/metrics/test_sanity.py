@@ -134,7 +134,10 @@ def literal(of: Bench, method: str, params: dict[str, Any], maps: Tensor, way: s
 def alike(a: Tensor, b: Tensor, size: tuple[int, int], reading: str) -> float:
     if reading == "rank":
         return quality.rank_correlation(a.abs(), b.abs())
-    up = [interpolate(one[None, None].double(), size, mode="bilinear", align_corners=False)[0, 0] for one in (a, b)]
+    up = [
+        interpolate(saliency[None, None].double(), size, mode="bilinear", align_corners=False)[0, 0]
+        for saliency in (a, b)
+    ]
     return quality.ssim(*up)
 
 
@@ -157,10 +160,10 @@ def test_model_randomization(name: str, method: str, reading: str, way: str) -> 
     result = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built, **options)
     assert_same_state(before, state_of(of.module))
     expected = literal(of, method, {}, maps, way, reading, 2)
-    for one, points in zip(result, expected, strict=True):
-        assert len(one.curve or ()) == len(points)
-        assert np.allclose(one.curve or (), points, rtol=0, atol=1e-7 if reading == "ssim" else CLOSE)
-        same(one.value, float(np.mean(one.curve or ())))
+    for score, points in zip(result, expected, strict=True):
+        assert len(score.curve or ()) == len(points)
+        assert np.allclose(score.curve or (), points, rtol=0, atol=1e-7 if reading == "ssim" else CLOSE)
+        same(score.value, float(np.mean(score.curve or ())))
 
 
 def test_the_parameters_of_the_method_are_kept() -> None:
@@ -170,7 +173,7 @@ def test_the_parameters_of_the_method_are_kept() -> None:
     maps = built.attribute(of.images)
     result = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built)
     expected = literal(of, "rollout", params, maps, "cascading", "rank", 0)
-    assert np.allclose([one.curve for one in result], expected, atol=CLOSE)
+    assert np.allclose([score.curve for score in result], expected, atol=CLOSE)
     assert not np.allclose(expected, literal(of, "rollout", {}, maps, "cascading", "rank", 0), atol=1e-3)
 
 
@@ -182,9 +185,9 @@ def test_cascading_and_independent_part_after_the_head() -> None:
         measure("model_randomization", of.view, of.images, maps, TARGETS, method=built, way=way)
         for way in ("cascading", "independent")
     )
-    for one, other in zip(cascading, independent, strict=True):
-        assert (one.curve or ())[0] == (other.curve or ())[0], "the head alone"
-        assert all(a != b for a, b in zip((one.curve or ())[1:], (other.curve or ())[1:], strict=True))
+    for score, other in zip(cascading, independent, strict=True):
+        assert (score.curve or ())[0] == (other.curve or ())[0], "the head alone"
+        assert all(a != b for a, b in zip((score.curve or ())[1:], (other.curve or ())[1:], strict=True))
 
 
 @pytest.mark.parametrize("reading", ["rank", "ssim"])
@@ -197,17 +200,17 @@ def test_a_method_that_ignores_the_model_stays_as_it_is(name: str, reading: str,
         for way in ("cascading", "independent"):
             options = {"way": way, "reading": reading}
             result = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built, **options)
-            for one in result:
-                assert (one.curve or ()) == pytest.approx([1.0] * len(LAYERS[name]), abs=1e-6)
-                assert one.value == pytest.approx(1.0, abs=1e-6)
+            for score in result:
+                assert (score.curve or ()) == pytest.approx([1.0] * len(LAYERS[name]), abs=1e-6)
+                assert score.value == pytest.approx(1.0, abs=1e-6)
 
 
 def test_another_seed_of_the_random_method_has_nothing_in_common() -> None:
     of = bench("timm_vit")
     maps = build_method("random", of.view, seed=1).attribute(of.images)
     result = measure("model_randomization", of.view, of.images, maps, method=build_method("random", of.view))
-    assert all(-0.7 < one.value < 0.7 for one in result)
-    assert all(len(set(one.curve or ())) == 1 for one in result)
+    assert all(-0.7 < score.value < 0.7 for score in result)
+    assert all(len(set(score.curve or ())) == 1 for score in result)
 
 
 def test_constant_maps_correlate_with_nothing(constant_method: str) -> None:
@@ -215,9 +218,9 @@ def test_constant_maps_correlate_with_nothing(constant_method: str) -> None:
     built = build_method(constant_method, of.view)
     maps = built.attribute(of.images)
     result = measure("model_randomization", of.view, of.images, maps, method=built)
-    assert [one.value for one in result] == [0, 0]
+    assert [score.value for score in result] == [0, 0]
     alike = measure("model_randomization", of.view, of.images, maps, method=built, reading="ssim")
-    assert [one.value for one in alike] == pytest.approx([1, 1])
+    assert [score.value for score in alike] == pytest.approx([1, 1])
 
 
 def test_maps_measured_together_are_those_measured_alone() -> None:
@@ -259,11 +262,11 @@ def test_completeness_is_what_the_method_measured() -> None:
     scored = Scheduler().run([ask_if_applicable(build_metric("completeness"), case) for case in cases])  # type: ignore[arg-type]
     with torch.no_grad():
         zero = torch.zeros_like(of.images[:1])
-        for i, (one, target) in enumerate(zip(scored, TARGETS, strict=True)):
-            assert one.value == float(gaps[i])
+        for i, (score, target) in enumerate(zip(scored, TARGETS, strict=True)):
+            assert score.value == float(gaps[i])
             gained = of.logits(of.images[i : i + 1])[0, target] - of.logits(zero)[0, target]
             whole = max(1.0, abs(float(of.logits(of.images[i : i + 1])[0, target])))  # the gap is relative to the score
-            same(one.value, quality.completeness_gap(result.map[i], float(gained)) / whole)
+            same(score.value, quality.completeness_gap(result.map[i], float(gained)) / whole)
     (nothing,) = Scheduler().run([ask_if_applicable(build_metric("completeness"), of.case(result.map[0]))])  # type: ignore[arg-type]
     assert np.isnan(nothing.value), "a method that promises nothing is not measured"
 

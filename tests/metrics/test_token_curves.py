@@ -72,8 +72,8 @@ def test_accuracy_curves_see_both_outcomes(name: str) -> None:
     of = bench(name)
     heights = set()
     for metric in ("token_deletion_accuracy", "token_insertion_accuracy"):
-        for one in measure(metric, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
-            heights |= set(one.curve or ())
+        for score in measure(metric, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
+            heights |= set(score.curve or ())
     assert heights == {0.0, 1.0}
 
 
@@ -121,9 +121,9 @@ def test_skipplus_turns_round_what_should_be_small() -> None:
         turned = metric in ("token_deletion_accuracy", "token_insertion_aopc")
         assert build_metric(metric).higher_is_better is not turned
         assert build_metric(metric, protocol="skipplus").higher_is_better
-        for one, other in zip(default, published, strict=True):
-            assert one.curve == other.curve
-            assert other.value == pytest.approx(100 - 90 * one.value if turned else 90 * one.value, rel=CLOSE)
+        for score, other in zip(default, published, strict=True):
+            assert score.curve == other.curve
+            assert other.value == pytest.approx(100 - 90 * score.value if turned else 90 * score.value, rel=CLOSE)
 
 
 @pytest.mark.parametrize("name", ["timm_swin", "torchvision_swinv2", "hf_swin"])
@@ -139,8 +139,8 @@ def test_ties_are_those_of_the_patches() -> None:
     for metric in METRICS:
         for kinds in (TOKEN_KINDS, PIXEL_KINDS):
             maps = of.maps(kinds)
-            for one, values in zip(measure(metric, of.view, of.images, maps, TARGET), maps, strict=True):
-                assert one.extras["ties"] == pytest.approx(tied(on_grid(values, of.family.grid)))
+            for score, values in zip(measure(metric, of.view, of.images, maps, TARGET), maps, strict=True):
+                assert score.extras["ties"] == pytest.approx(tied(on_grid(values, of.family.grid)))
 
 
 def test_pixel_maps_are_averaged_over_patches_of_any_shape() -> None:
