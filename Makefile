@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # A photograph in the public domain (Rear Admiral Grace Hopper) that matplotlib ships.
 PHOTO := import matplotlib; print(matplotlib.get_data_path() + "/sample_data/grace_hopper.jpg")
 
-.PHONY: demo test lint docs browser clean
+.PHONY: demo test test-all lint docs browser clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -19,6 +19,10 @@ demo: $(STAMP)
 
 test: lint browser
 	$(BIN)/python -m pytest -n auto
+
+# With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
+test-all: lint browser
+	$(BIN)/python -m pytest -n auto -m ""
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.
 browser:

@@ -15,6 +15,11 @@ from vitrail.models.wrapping import wrap
 
 torch.set_num_threads(1)
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: a pair of the full cross product that `make test-all` runs")
+
+
 pytest_plugins = ["tests.browser", "tests.app.pages"]
 
 

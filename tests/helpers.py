@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests import families
 from tests.families import FAMILIES, HIERARCHICAL, Family
@@ -42,6 +44,52 @@ def wrapped(name: str, module: nn.Module) -> View:
     return vitrail.wrap(module, **options)
 
 
+def pairwise(pairs: Iterable[tuple[Hashable, Hashable]], each: int = 1) -> set[tuple[Hashable, Hashable]]:
+    """Few of all pairs: each first member with ``each`` of its second ones, and each second with one first at least."""
+    partners: dict[Hashable, list[Hashable]] = {}
+    for first, second in pairs:
+        partners.setdefault(first, []).append(second)
+    uses: Counter[Hashable] = Counter()
+    chosen: dict[tuple[Hashable, Hashable], None] = {}
+    for first, seconds in partners.items():
+        for second in sorted(seconds, key=lambda item: uses[item])[:each]:
+            chosen[first, second] = None
+            uses[second] += 1
+    for first, seconds in partners.items():
+        for second in seconds:
+            if not uses[second]:
+                chosen[first, second] = None
+                uses[second] += 1
+    return set(chosen)
+
+
+def crossed(
+    pairs: Iterable[tuple[Any, Any]], each: int = 1, always: Callable[[Any, Any], bool] | None = None
+) -> list[Any]:
+    """All pairs as parameters of a test; those that neither ``always`` nor `pairwise` keeps are marked full."""
+    pairs = list(pairs)
+    chosen = pairwise((pair for pair in pairs if always is None or not always(*pair)), each)
+    return [
+        pytest.param(
+            *pair,
+            marks=() if pair in chosen or (always and always(*pair)) else pytest.mark.full,
+            id=f"{pair[0]}-{pair[1]}",
+        )
+        for pair in pairs
+    ]
+
+
+def in_both_precisions(names: Iterable[str]) -> list[Any]:
+    """(family, dtype): all families in double precision; in single precision one of six, the others are marked full."""
+    names = list(names)
+    few = names[::6]
+    return [
+        pytest.param(name, dtype, marks=() if dtype == DOUBLE or name in few else pytest.mark.full)
+        for dtype in (DOUBLE, torch.float32)
+        for name in names
+    ]
+
+
 @functools.lru_cache(maxsize=1)
 def refusals() -> dict[tuple[str, str], str]:
     """(method, family) → why the method refuses it; the family "hierarchical" stands for all of them."""
@@ -49,7 +97,9 @@ def refusals() -> dict[tuple[str, str], str]:
         return {(row["method"], row["family"]): row["reason"] for row in csv.DictReader(file)}
 
 
+@functools.cache
 def batch(name: str, size: int = 3, dtype: torch.dtype = DOUBLE) -> Tensor:
+    """Images of a family; shared between tests, which must leave them as they were."""
     return families.images(name, size, dtype=dtype)
 
 
@@ -80,14 +130,14 @@ def random_keep(family: Family, size: int, kept: int, seed: int = 0) -> Tensor:
 ROUNDING = 1e-11
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(result: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest expected value."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    return float((result - expected).abs().max() / expected.abs().max())
 
 
-def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+def close(result: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether no difference is above ``tolerance``, relative to the largest expected value, or above rounding."""
-    return float((found - expected).abs().max()) < max(tolerance * float(expected.abs().max()), ROUNDING)
+    return float((result - expected).abs().max()) < max(tolerance * float(expected.abs().max()), ROUNDING)
 
 
 @contextmanager

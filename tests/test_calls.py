@@ -28,9 +28,9 @@ CALLS = st.tuples(NAMES, st.dictionaries(KEYS, VALUES, max_size=4))
 def typed(value: Any) -> Any:
     """1, 1.0 and True are equal, but not the same."""
     if isinstance(value, list | tuple):
-        return type(value), [typed(one) for one in value]
+        return type(value), [typed(item) for item in value]
     if isinstance(value, dict):
-        return {key: typed(one) for key, one in value.items()}
+        return {key: typed(item) for key, item in value.items()}
     return type(value), value
 
 
@@ -87,9 +87,9 @@ def test_every_metric_comes_back() -> None:
     ],
 )
 def test_calls_are_read(text: str, expected: tuple[str, dict[str, Any]]) -> None:
-    found = split_call(text)
-    assert found == expected
-    assert typed(found[1]) == typed(expected[1])
+    result = split_call(text)
+    assert result == expected
+    assert typed(result[1]) == typed(expected[1])
 
 
 def test_lists_are_read() -> None:

@@ -65,15 +65,15 @@ def test_values_are_those_of_measure(view) -> None:
     for i, example in enumerate(data):
         pixels = view.preprocess(example.image)[None]
         target = int(view.class_scores(view.logits(pixels)).argmax())
-        found = vitrail.explain(view, example.image, "gen_att")
-        assert found.target == target
+        result = vitrail.explain(view, example.image, "gen_att")
+        assert result.target == target
         own = next((o for o in example.objects if o.label == target), None)
-        (scored,) = measure("insertion", view, pixels, found.map[None], target, steps=5)
+        (scored,) = measure("insertion", view, pixels, result.map[None], target, steps=5)
         value = rows[(rows["image"] == data.ids[i]) & rows["metric"].str.startswith("insertion")]["value"].item()
         assert value == pytest.approx(scored.value, rel=1e-5)
         if own is not None:
             (scored,) = measure(
-                "mean_iou", view, pixels, found.map[None], target, masks=torch.from_numpy(own.mask)[None]
+                "mean_iou", view, pixels, result.map[None], target, masks=torch.from_numpy(own.mask)[None]
             )
             value = rows[(rows["image"] == data.ids[i]) & (rows["metric"] == "mean_iou")]["value"].item()
             assert value == pytest.approx(scored.value, rel=1e-5)
@@ -121,7 +121,7 @@ def test_broken_images_are_counted_or_fatal(view, tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured_is_told_before_much_is_done(view, tmp_path: Path) -> None:
     picture = Image.fromarray(Scenes(1, seed=1)[0].image)
-    for data, metrics, target, told in (
+    for data, metrics, target, text in (
         ([picture], "mean_iou", None, "mean_iou needs masks"),
         ([picture], "pointing_game", None, "needs boxes or masks"),
         ([picture], "sparseness", "label", "true class"),
@@ -130,7 +130,7 @@ def test_what_cannot_be_measured_is_told_before_much_is_done(view, tmp_path: Pat
         ("scenes:2", "sparsness", None, "Did you mean sparseness"),
         ("scenes:2", "insertion(stpes=3)", None, "no parameter stpes"),
     ):
-        with pytest.raises(VitrailError, match=told):
+        with pytest.raises(VitrailError, match=text):
             vitrail.evaluate(view, data, "random", metrics, target=target)
     with pytest.raises(VitrailError, match="target must be"):
         vitrail.evaluate(view, "scenes:2", "random", "sparseness", target="both")
@@ -144,14 +144,16 @@ def test_objects_are_seen_through_the_crop(view) -> None:
     mask = np.zeros((80, 120), bool)
     mask[30:50, 50:70] = True
     example = Example("one", Image.new("RGB", size), 2, (Object(2, None, mask), Object(4, (0.0, 0.0, 60.0, 80.0))))
-    seen = annotated(view, example, 2, 2, lambda label: label)
+    annotations = annotated(view, example, 2, 2, lambda label: label)
     box = view.preprocessing.boxes([(50.0, 30.0, 70.0, 50.0)], size)
-    assert seen["boxes"] == box
-    assert torch.equal(seen["region"], view.preprocessing.mask(mask))
-    assert seen["from_masks"]
-    assert torch.equal(seen["others"], fill_boxes(view.preprocessing.boxes([(0.0, 0.0, 60.0, 80.0)], size), view.size))
+    assert annotations["boxes"] == box
+    assert torch.equal(annotations["region"], view.preprocessing.mask(mask))
+    assert annotations["from_masks"]
+    assert torch.equal(
+        annotations["others"], fill_boxes(view.preprocessing.boxes([(0.0, 0.0, 60.0, 80.0)], size), view.size)
+    )
     wrong = annotated(view, example, 7, 2, lambda label: label)
-    assert torch.equal(wrong["region"], seen["region"]), "a wrong prediction is explained by what is there"
+    assert torch.equal(wrong["region"], annotations["region"]), "a wrong prediction is explained by what is there"
     assert annotated(view, Example("none", Image.new("RGB", size)), 2, None, int)["region"] is None
 
 
@@ -212,43 +214,43 @@ def test_reduced_precision_hardly_moves_areas(view, monkeypatch: pytest.MonkeyPa
 def test_command_line_scores_what_it_draws(tmp_path: Path) -> None:
     Image.fromarray(Scenes(1, seed=3)[0].image).save(tmp_path / "scene.png")
     runner = CliRunner()
-    told = runner.invoke(
+    outcome = runner.invoke(
         app,
         ["explain", str(tmp_path / "scene.png"), "-m", "scenes", "--curves", "--out", str(tmp_path / "out"), "--json"],
     )
-    assert told.exit_code == 0, told.output
-    (found,) = json.loads(told.stdout)
-    assert set(found["scores"]) == {"insertion", "deletion"}
-    assert found["scores"]["insertion"] > found["scores"]["deletion"]
-    assert len(found["curves"]["insertion"]) == 225
+    assert outcome.exit_code == 0, outcome.output
+    (result,) = json.loads(outcome.stdout)
+    assert set(result["scores"]) == {"insertion", "deletion"}
+    assert result["scores"]["insertion"] > result["scores"]["deletion"]
+    assert len(result["curves"]["insertion"]) == 225
     with Image.open(tmp_path / "out" / "scene.decompx.skipplus.curves.png") as picture:
         assert picture.width > 400
     again = vitrail.open(tmp_path / "out" / "scene.decompx.skipplus.json")
-    assert again.scores == found["scores"]
-    assert again.score() == pytest.approx(found["scores"])
+    assert again.scores == result["scores"]
+    assert again.score() == pytest.approx(result["scores"])
 
 
 def test_command_line_prints_the_scores(tmp_path: Path) -> None:
     Image.fromarray(Scenes(1, seed=3)[0].image).save(tmp_path / "scene.png")
-    told = CliRunner().invoke(
+    outcome = CliRunner().invoke(
         app, ["explain", str(tmp_path / "scene.png"), "-m", "scenes", "--score", "--out", str(tmp_path / "out")]
     )
-    assert told.exit_code == 0, told.output
+    assert outcome.exit_code == 0, outcome.output
     scores = vitrail.open(tmp_path / "out" / "scene.decompx.skipplus.json").scores
     for name, arrow in (("insertion", "↑"), ("deletion", "↓")):
-        assert f"{name} {scores[name]:.3f} {arrow}" in " ".join(told.output.split())
+        assert f"{name} {scores[name]:.3f} {arrow}" in " ".join(outcome.output.split())
     assert not list((tmp_path / "out").glob("*.curves.png"))
 
 
 def test_explanations_of_tensors_are_scored_too(view) -> None:
     pixels = view.preprocess(Image.fromarray(Scenes(1, seed=3)[0].image))
-    found = vitrail.explain(view, pixels, "gen_att")
-    scores = found.score(["insertion(steps=8)"])
-    (expected,) = measure("insertion", view, pixels[None], found.map[None], found.target, steps=8)
+    result = vitrail.explain(view, pixels, "gen_att")
+    scores = result.score(["insertion(steps=8)"])
+    (expected,) = measure("insertion", view, pixels[None], result.map[None], result.target, steps=8)
     assert scores["insertion(steps=8)"] == pytest.approx(expected.value, rel=1e-5)
-    found.model = None
+    result.model = None
     with pytest.raises(VitrailError, match="without its model"):
-        found.score()
+        result.score()
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ def by_scipy(distance: Tensor, delta: float) -> list[int]:
 
 
 def distances(points: Tensor) -> Tensor:
-    found = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    return ((found + found.T) / 2).fill_diagonal_(0)
+    result = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return ((result + result.T) / 2).fill_diagonal_(0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 40, 150])
@@ -31,10 +31,10 @@ def test_clusters_are_those_of_scipy(count: int, delta: float) -> None:
         points = torch.randn((count, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         distance = distances(points)
         expected = by_scipy(distance, delta) if count > 1 else [0]
-        found = [merged_on_device(distance, delta)]
+        result = [merged_on_device(distance, delta)]
         if count > 1:  # scipy wants two
-            found.append(merged_by_scipy(distance, delta, "complete"))
-        for labels, number in found:
+            result.append(merged_by_scipy(distance, delta, "complete"))
+        for labels, number in result:
             assert labels.tolist() == expected
             assert number == max(expected) + 1
 

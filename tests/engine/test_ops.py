@@ -45,13 +45,13 @@ def test_gradients_are_those_of_a_watched_walk(name: str) -> None:
 @pytest.mark.parametrize(("name", "rows"), [("timm_vit", 1), ("timm_deit_distilled", 2), ("timm_vit_avg", None)])
 def test_the_last_block_ends_where_the_head_looks(name: str, rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     family, _, view = viewed(name)
-    last, seen, linear = view.blocks[-1].mlp.fc1.weight.data_ptr(), [], Plain.linear
+    last, recorded, linear = view.blocks[-1].mlp.fc1.weight.data_ptr(), [], Plain.linear
 
     def watched(rule: Plain, x: Tensor, layer: Linear) -> Tensor:
         if layer.weight.data_ptr() == last:
-            seen.append(x.shape[1])
+            recorded.append(x.shape[1])
         return linear(rule, x, layer)
 
     monkeypatch.setattr(Plain, "linear", watched)
     view.logits(batch(name))
-    assert seen == [rows or family.tokens]
+    assert recorded == [rows or family.tokens]

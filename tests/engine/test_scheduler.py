@@ -148,9 +148,9 @@ def test_small_differences_are_never_rounded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
     view, image = viewed("timm_vit", torch.float32)[2], batch("timm_vit", 1, torch.float32)
     for method in ("occlusion", "kernel_shap", "atman", "hsic"):
-        found = build_method(method, view).attribute(image, TARGET)
+        computed = build_method(method, view).attribute(image, TARGET)
         monkeypatch.undo()
-        assert torch.equal(found, build_method(method, view).attribute(image, TARGET))
+        assert torch.equal(computed, build_method(method, view).attribute(image, TARGET))
         monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
 
 
@@ -159,11 +159,11 @@ def test_small_differences_are_never_rounded(monkeypatch: pytest.MonkeyPatch) ->
     ("rise", {"masks": 30}, 30), ("occlusion", {}, 16), ("tis", {"masks": 15, "ratio": (0.5, 0.25)}, 30),
 ])  # fmt: skip
 def test_one_bar_covers_subsets_of_all_sizes(method: str, params: dict[str, Any], asked: int) -> None:
-    told: list[tuple[str, int, int]] = []
-    with watched(lambda *step: told.append(step)):
+    steps: list[tuple[str, int, int]] = []
+    with watched(lambda *step: steps.append(step)):
         explained("timm_vit", method, space="tokens", **params)
-    assert {(name, total) for name, _, total in told} == {(method, asked)}
-    done = [step for _, step, _ in told]
+    assert {(name, total) for name, _, total in steps} == {(method, asked)}
+    done = [step for _, step, _ in steps]
     assert done == sorted(done)
     assert (done.count(0), done[-1]) == (1, asked)
 
@@ -267,14 +267,14 @@ def test_traces_that_differ_are_not_shared(change: str, traced: list[TraceSpec])
         else target,
         TraceSpec.of({"x", "gx"}, [1], **({change: options[change]} if change in options else {})),
     )
-    one, two = Scheduler().run([asking(Traced(first, target, spec)), asking(other)])
-    assert one is not two
+    trace, another = Scheduler().run([asking(Traced(first, target, spec)), asking(other)])
+    assert trace is not another
     assert len(traced) == 2
     traced.clear()
-    one, two = Scheduler().run(
+    trace, another = Scheduler().run(
         [asking(Traced(first, target, spec)), asking(Traced(first, target, TraceSpec.of({"A"}, [2])))]
     )
-    assert one is two
+    assert trace is another
     assert len(traced) == 1
 
 
@@ -317,15 +317,15 @@ def test_a_failure_is_kept_apart() -> None:
 
 def test_requests_with_the_same_answer_are_computed_once() -> None:
     view, images = viewed("timm_vit")[2], batch("timm_vit", 1)
-    made: list[int] = []
+    produced: list[int] = []
 
     def make(part: slice) -> Tensor:
-        made.append(part.stop - part.start)
+        produced.append(part.stop - part.start)
         return images.expand(4, -1, -1, -1)[part]
 
     requests = [pictures(view, 4, make, same="curve") for _ in range(3)]
     answers = Scheduler().run([concurrently([asking(request) for request in requests])])[0]
-    assert sum(made) == 4
+    assert sum(produced) == 4
     assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 

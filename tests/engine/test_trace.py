@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from tests.families import FAMILIES
-from tests.helpers import DOUBLE, batch, relative, viewed
+from tests.helpers import DOUBLE, batch, in_both_precisions, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map
 from tests.oracles.decompx import decompose
 from torch import Tensor
@@ -18,73 +20,71 @@ TARGET = torch.tensor([0, 3, 1])
 SHARES = {"x", "gx", "bias"}
 
 
+@functools.cache
 def frozen(name: str, dtype: torch.dtype = DOUBLE) -> Trace:
     _, _, view = viewed(name, dtype)
     depth = view.num_layers
     return trace(view, batch(name, dtype=dtype), TARGET, rule="frozen", keep=SHARES, layers=range(depth + 1))
 
 
-def shares(found: Trace, layer: int) -> Tensor:
-    return (found["x"][layer] * found["gx"][layer]).sum(-1)
+def shares(result: Trace, layer: int) -> Tensor:
+    return (result["x"][layer] * result["gx"][layer]).sum(-1)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-9), (torch.float32, 1e-4)])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_one_backward_is_the_forward_decomposition_from_every_layer(
-    name: str, dtype: torch.dtype, tolerance: float
-) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+def test_one_backward_is_the_forward_decomposition_from_every_layer(name: str, dtype: torch.dtype) -> None:
     family, module, _ = viewed(name)
-    found, rows = frozen(name, dtype), torch.arange(len(TARGET))
-    for layer in range(found.num_layers + 1):
+    tolerance = 1e-9 if dtype == DOUBLE else 1e-4
+    result, rows = frozen(name, dtype), torch.arange(len(TARGET))
+    for layer in range(result.num_layers + 1):
         contributions, bias = decompose(family, module, batch(name), layer)
-        assert relative(shares(found, layer).to(DOUBLE), contributions[rows, :, TARGET]) < tolerance
-        assert relative(found.bias_from(layer).to(DOUBLE), bias[rows, TARGET]) < tolerance
+        assert relative(shares(result, layer).to(DOUBLE), contributions[rows, :, TARGET]) < tolerance
+        assert relative(result.bias_from(layer).to(DOUBLE), bias[rows, TARGET]) < tolerance
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_shares_and_biases_add_up_to_the_logit_at_every_layer(name: str) -> None:
-    for dtype, tolerance in ((DOUBLE, 1e-12), (torch.float32, 1e-5)):
-        found = frozen(name, dtype)
-        for layer in range(found.num_layers + 1):
-            gap = found.y - shares(found, layer).sum(1) - found.bias_from(layer)
-            assert (gap.abs() / found.y.abs().clamp(min=1)).max() < tolerance
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+def test_shares_and_biases_add_up_to_the_logit_at_every_layer(name: str, dtype: torch.dtype) -> None:
+    result = frozen(name, dtype)
+    for layer in range(result.num_layers + 1):
+        gap = result.y - shares(result, layer).sum(1) - result.bias_from(layer)
+        assert (gap.abs() / result.y.abs().clamp(min=1)).max() < (1e-12 if dtype == DOUBLE else 1e-5)
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_siglip", "timm_dinov2_giant"])
 def test_the_share_that_a_layer_adds_is_its_biases(name: str) -> None:
-    found = frozen(name)
-    for layer in range(found.num_layers):
-        step = shares(found, layer + 1).sum(1) - shares(found, layer).sum(1)
-        assert torch.allclose(step, found.bias[layer].sum(1), atol=1e-12)
+    result = frozen(name)
+    for layer in range(result.num_layers):
+        step = shares(result, layer + 1).sum(1) - shares(result, layer).sum(1)
+        assert torch.allclose(step, result.bias[layer].sum(1), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_deit_distilled", "timm_beit", "timm_eva02_base", "hf_dinov2"])
 def test_plain_gradients_are_those_of_the_module(name: str) -> None:
     family, module, view = viewed(name)
     images = batch(name)
-    found = trace(view, images, TARGET, keep={"x", "gx"}, layers=[0])
+    result = trace(view, images, TARGET, keep={"x", "gx"}, layers=[0])
     tokens = view.embed(images).detach().requires_grad_()
     pixels = images.clone().requires_grad_()
     logits = module(pixels) if family.library == "timm" else module(pixels).logits
     (expected,) = torch.autograd.grad(logits.gather(1, TARGET[:, None]).sum(), pixels)
-    (through,) = torch.autograd.grad(view.embed(again := images.clone().requires_grad_()), again, found["gx"][0])
+    (through,) = torch.autograd.grad(view.embed(again := images.clone().requires_grad_()), again, result["gx"][0])
     assert relative(through, expected) < 1e-9
-    assert torch.equal(found["x"][0], tokens.detach())
+    assert torch.equal(result["x"][0], tokens.detach())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_attention_maps_are_the_literal_ones_and_reading_them_changes_nothing(name: str) -> None:
     family, module, view = viewed(name)
     images = batch(name)
-    found = trace(view, images, TARGET, keep={"A", "G", "v"})
+    result = trace(view, images, TARGET, keep={"A", "G", "v"})
     for layer, expected in enumerate(attention_maps(family, module, images)):
-        assert relative(found["A"][layer], expected) < 1e-9
-        assert found["G"][layer].shape == expected.shape
+        assert relative(result["A"][layer], expected) < 1e-9
+        assert result["G"][layer].shape == expected.shape
     pool = pool_map(family, module, images)
-    assert (found.num_layers in found["A"]) == (pool is not None)
+    assert (result.num_layers in result["A"]) == (pool is not None)
     if pool is not None:
-        assert relative(found["A"][found.num_layers], pool) < 1e-9
-    assert relative(found.logits, view.logits(images)) < 1e-9
+        assert relative(result["A"][result.num_layers], pool) < 1e-9
+    assert relative(result.logits, view.logits(images)) < 1e-9
 
 
 @pytest.mark.parametrize("rule", ["plain", "frozen"])
@@ -94,18 +94,18 @@ def test_attention_gradients_by_finite_differences(rule: str) -> None:
     images = batch("timm_vit", 1)
     last = view.num_layers - 1
     kept = {"A", "G", "v", "attention_out", "mid"}
-    found = trace(view, images, torch.tensor([2]), rule=rule, keep=kept, layers=[last])
+    result = trace(view, images, torch.tensor([2]), rule=rule, keep=kept, layers=[last])
     block = module.blocks[last]
-    direction = torch.randn(found["A"][last].shape, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    direction = torch.randn(result["A"][last].shape, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
     step = 1e-6
 
     def score(sign: int) -> Tensor:
-        mixed = ((found["A"][last] + sign * step * direction) @ found["v"][last]).transpose(1, 2).flatten(2)
-        stream = found["mid"][last] - found["attention_out"][last] + block.attn.proj(mixed)
+        mixed = ((result["A"][last] + sign * step * direction) @ result["v"][last]).transpose(1, 2).flatten(2)
+        stream = result["mid"][last] - result["attention_out"][last] + block.attn.proj(mixed)
         return module.forward_head(module.norm(stream + block.mlp(block.norm2(stream))))[0, 2]
 
     slope = (score(1) - score(-1)) / (2 * step)
-    exact = (found["G"][last] * direction).sum()
+    exact = (result["G"][last] * direction).sum()
     if rule == "plain":
         assert abs(slope - exact) < 1e-6 * abs(exact)
     else:  # frozen gates and norms behind the map: another slope, on purpose
@@ -142,14 +142,14 @@ def test_the_graph_is_cut_below_the_lowest_layer() -> None:
 def test_against_and_probability() -> None:
     _, _, view = viewed("timm_vit")
     images, rival = batch("timm_vit"), torch.tensor([1, 1, 2])
-    one, other = (trace(view, images, t) for t in (TARGET, rival))
+    chosen, other = (trace(view, images, t) for t in (TARGET, rival))
     both = trace(view, images, TARGET, against=rival)
-    assert relative(both["gx"][0], one["gx"][0] - other["gx"][0]) < 1e-9
-    assert torch.allclose(both.y, one.y - other.y)
+    assert relative(both["gx"][0], chosen["gx"][0] - other["gx"][0]) < 1e-9
+    assert torch.allclose(both.y, chosen.y - other.y)
     by_probability = trace(view, images, TARGET, output="probability")
-    p = one.logits.softmax(1)
+    p = chosen.logits.softmax(1)
     every = torch.stack([trace(view, images, torch.full((3,), c))["gx"][0] for c in range(5)])  # (C, B, n, d)
-    expected = p.gather(1, TARGET[:, None])[..., None] * (one["gx"][0] - torch.einsum("bc,cbnd->bnd", p, every))
+    expected = p.gather(1, TARGET[:, None])[..., None] * (chosen["gx"][0] - torch.einsum("bc,cbnd->bnd", p, every))
     assert relative(by_probability["gx"][0], expected) < 1e-9
 
 
@@ -190,6 +190,6 @@ def test_nothing_of_the_model_is_in_the_graph() -> None:
     module = family.build()
     import vitrail
 
-    found = trace(vitrail.wrap(module), batch("timm_vit", dtype=torch.float32))
-    assert not any(t.requires_grad for t in found["x"].values())
+    result = trace(vitrail.wrap(module), batch("timm_vit", dtype=torch.float32))
+    assert not any(t.requires_grad for t in result["x"].values())
     assert all(p.grad is None for p in module.parameters())

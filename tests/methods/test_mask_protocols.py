@@ -54,10 +54,10 @@ def test_a_pixel_that_no_mask_covers_is_zero(name: str, dtype: torch.dtype) -> N
     masks = vit_cx.masks_of(helpers.features(view, image, "norm1"), view.size, 2.0, "authors")
     expected = literal_map(view, image, masks, authors=True)
     method = build_method("vit_cx", viewed(name, dtype)[2], delta=2.0, sigma=0.0, protocol="authors")
-    found = method.attribute(batch(name, 1, dtype), TARGET)[0]
+    result = method.attribute(batch(name, 1, dtype), TARGET)[0]
     assert len(masks) == 1
-    assert torch.equal(found == 0, masks[0] == 0)
-    assert relative(found, expected) < (1e-9 if dtype == DOUBLE else 1e-4)
+    assert torch.equal(result == 0, masks[0] == 0)
+    assert relative(result, expected) < (1e-9 if dtype == DOUBLE else 1e-4)
 
 
 @pytest.mark.parametrize(("grid", "size"), [((14, 14), (224, 224)), ((7, 9), (70, 90)), ((16, 16), (300, 224))])
@@ -77,17 +77,17 @@ def test_random_masks_are_the_second_variant_and_holes_are_zero(monkeypatch: pyt
         monkeypatch.setattr("vitrail.methods.vit_cx.RANDOM_MASKS", count)
         grids = torch.rand((count, *view.grid), generator=torch.Generator().manual_seed(0)) < 0.5
         masks = vit_cx.bilinear(grids.double(), view.size)
-        found = build_method("vit_cx", view, source="random").explain(image, TARGET)
-        assert (count == 1) == bool((found.map == 0).any())
-        assert relative(found.map[0], literal_map(view, image, masks, 0.1)) < 1e-5
-        assert int(found.extras["masks"]) == count
+        result = build_method("vit_cx", view, source="random").explain(image, TARGET)
+        assert (count == 1) == bool((result.map == 0).any())
+        assert relative(result.map[0], literal_map(view, image, masks, 0.1)) < 1e-5
+        assert int(result.extras["masks"]) == count
 
 
 def test_masks_of_ones_give_the_probability_whatever_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
     monkeypatch.setattr(VitCx, "random_grids", lambda self, image: torch.ones(3, *view.grid, dtype=DOUBLE))
-    found = build_method("vit_cx", view, source="random", sigma=5.0).attribute(image, TARGET)
-    assert (found - scorer(view)(image)).abs().max() < 1e-12
+    result = build_method("vit_cx", view, source="random", sigma=5.0).attribute(image, TARGET)
+    assert (result - scorer(view)(image)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("how", ["average", "single"])
@@ -99,8 +99,8 @@ def test_other_linkages_are_those_of_scipy(how: str) -> None:
     labels = fcluster(linkage(squareform(distances.numpy(), checks=False), how), delta, "distance")
     groups = [np.flatnonzero(labels == label).tolist() for label in np.unique(labels)]
     assert len(groups) < len(vit_cx.clusters(distances, delta)), "it must differ from complete linkage"
-    found = build_method("vit_cx", view, linkage=how, delta=delta, sigma=0.0).attribute(image, TARGET)[0]
-    assert relative(found, literal_map(view, image, vit_cx.cluster_masks(masks, groups))) < 1e-9
+    result = build_method("vit_cx", view, linkage=how, delta=delta, sigma=0.0).attribute(image, TARGET)[0]
+    assert relative(result, literal_map(view, image, vit_cx.cluster_masks(masks, groups))) < 1e-9
 
 
 def test_without_coverage_correction_the_map_is_a_sum_which_the_authors_divide() -> None:
@@ -108,8 +108,8 @@ def test_without_coverage_correction_the_map_is_a_sum_which_the_authors_divide()
     features = helpers.features(view, image, "norm1")
     for protocol, how in (("default", "mean"), ("vit_cx", "mean"), ("authors", "authors")):
         masks = vit_cx.masks_of(features, view.size, 0.1, how)
-        found = build_method("vit_cx", view, sigma=0.0, pcb=False, protocol=protocol).attribute(image, TARGET)[0]
-        assert relative(found, literal_map(view, image, masks, pcb=False, authors=protocol == "authors")) < 1e-9
+        result = build_method("vit_cx", view, sigma=0.0, pcb=False, protocol=protocol).attribute(image, TARGET)[0]
+        assert relative(result, literal_map(view, image, masks, pcb=False, authors=protocol == "authors")) < 1e-9
 
 
 def test_a_large_offset_of_a_feature_map_costs_no_precision() -> None:
@@ -131,14 +131,14 @@ def test_similarity_is_that_of_pairs_of_two_maps() -> None:
 
 @pytest.mark.parametrize("gamma", [1e-2, 1e-3, 1e-4])
 def test_single_precision_finds_the_same_masks_where_maps_hardly_vary(gamma: float) -> None:
-    found = []
+    result = []
     for dtype in (torch.float32, DOUBLE):
         module = FAMILIES["timm_vit"].build(dtype)
         with torch.no_grad():
             module.blocks[-1].norm1.weight[:8] = gamma
             module.blocks[-1].norm1.bias[:8] = 1.0
-        found.append(build_method("vit_cx", vitrail.wrap(module)).explain(images("timm_vit", 1, dtype=dtype), TARGET))
-    single, double = found
+        result.append(build_method("vit_cx", vitrail.wrap(module)).explain(images("timm_vit", 1, dtype=dtype), TARGET))
+    single, double = result
     assert int(single.extras["masks"]) == int(double.extras["masks"])
     assert abs(float(single.extras["mask_similarity"] - double.extras["mask_similarity"])) < 1e-5
     assert relative(single.map, double.map) < 1e-4
@@ -178,24 +178,24 @@ def test_protocols_of_rise(protocol: str, output: str) -> None:
     """A tenth of the cells kept; all images of a run share their masks."""
     view, pictures = viewed("timm_vit")[2], batch("timm_vit", 2)
     masks = SmoothMasks(6, 8, 0.1, pictures, seed=0)(slice(0, 6))
-    found = build_method("rise", view, masks=6, protocol=protocol).attribute(pictures, TARGET)
-    for one, image in zip(found, pictures.split(1), strict=True):
-        assert relative(one, rise.rise_map(scorer(view, output), image, masks, 0.1)) < 1e-5
+    result = build_method("rise", view, masks=6, protocol=protocol).attribute(pictures, TARGET)
+    for saliency, image in zip(result, pictures.split(1), strict=True):
+        assert relative(saliency, rise.rise_map(scorer(view, output), image, masks, 0.1)) < 1e-5
 
 
 def test_how_many_masks_the_protocols_of_rise_take(monkeypatch: pytest.MonkeyPatch) -> None:
     view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
-    seen: list[int] = []
+    recorded: list[int] = []
 
     def logits(self: Pictures, images: Tensor) -> Tensor:
-        seen.append(len(images))
+        recorded.append(len(images))
         return torch.zeros(len(images), view.num_outputs)
 
     monkeypatch.setattr(Pictures, "logits", logits)
     for protocol, count in (("default", 4000), ("authors", 6000), ("rise", 6000), ("tis", 4000)):
-        seen.clear()
-        found = build_method("rise", view, protocol=protocol).explain(image, TARGET)
-        assert int(found.extras["masks"]) == sum(seen) == count
+        recorded.clear()
+        result = build_method("rise", view, protocol=protocol).explain(image, TARGET)
+        assert int(result.extras["masks"]) == sum(recorded) == count
 
 
 def test_pami_of_the_authors_moves_its_regions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_pami_of_the_authors_moves_its_regions(monkeypatch: pytest.MonkeyPatch) 
     view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
     method = build_method("pami", view, protocol="authors")
     maps = [*segmentations(np.asarray(view.preprocessing.denormalise(image[0])), (24, 30, 36))]
-    expected = pami.pami(scorer(view), image, [torch.from_numpy(one) for one in maps], method.rest(image))
+    expected = pami.pami(scorer(view), image, [torch.from_numpy(labels) for labels in maps], method.rest(image))
     assert len(maps) == 13
     assert relative(method.attribute(image, TARGET)[0], expected) < 1e-9
     assert relative(explained("timm_vit", "pami"), expected) > 1e-3

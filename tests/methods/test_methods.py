@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import DOUBLE, batch, close, refusals, relative, viewed
+from tests.helpers import DOUBLE, batch, close, crossed, in_both_precisions, refusals, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout
 from tests.oracles.decompx import decompose
 
@@ -32,28 +32,27 @@ def on_grid(name: str, scores: torch.Tensor) -> torch.Tensor:
     return scores[:, family.prefix :].reshape(-1, *family.grid)
 
 
-def agrees(name: str, scores: torch.Tensor, method: str, **params: object) -> None:
-    """The map is the literal one, in double and in single precision."""
-    for dtype, tolerance in ((DOUBLE, 1e-9), (torch.float32, 1e-4)):
-        built = build_method(method, viewed(name, dtype)[2], **params)
-        found = built.attribute(batch(name, dtype=dtype), TARGET).to(DOUBLE)
-        assert relative(found, on_grid(name, scores)) < tolerance, (method, dtype)
+def agrees(name: str, dtype: torch.dtype, scores: torch.Tensor, method: str, **params: object) -> None:
+    """The map is the literal one."""
+    built = build_method(method, viewed(name, dtype)[2], **params)
+    maps, expected = built.attribute(batch(name, dtype=dtype), TARGET).to(DOUBLE), on_grid(name, scores)
+    assert maps.shape == expected.shape
+    assert relative(maps, expected) < (1e-9 if dtype == DOUBLE else 1e-4), method
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_decompx_and_its_sums_against_the_literal_decomposition(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+def test_decompx_and_its_sums_against_the_literal_decomposition(name: str, dtype: torch.dtype) -> None:
     family, module, view = viewed(name)
     depth = view.num_layers
     layers = [decompose(family, module, batch(name), l)[0][ROWS, :, TARGET] for l in range(depth)]
-    agrees(name, layers[0], "decompx")
-    agrees(name, layers[1], "decompx", start_layer=1)
-    agrees(name, sum(layers), "decompx.plus")
-    upper = sum(layers[-(-depth // 2) :])
-    agrees(name, upper, "decompx.skipplus")
+    agrees(name, dtype, layers[0], "decompx")
+    agrees(name, dtype, layers[1], "decompx", start_layer=1)
+    agrees(name, dtype, sum(layers), "decompx.plus")
+    agrees(name, dtype, sum(layers[-(-depth // 2) :]), "decompx.skipplus")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_attention_methods_against_the_literal_maps(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+def test_attention_methods_against_the_literal_maps(name: str, dtype: torch.dtype) -> None:
     family, module, _ = viewed(name)
     images = batch(name)
     maps, pool, row = (
@@ -64,11 +63,11 @@ def test_attention_methods_against_the_literal_maps(name: str) -> None:
     rows = [torch.einsum("bi,bij->bj", row, m.mean(1)) for m in maps]
     if pool is not None:  # an attention pool is the last attention layer, and its row starts the rollout
         rows.append(F.pad(pool.mean(1)[:, 0], (family.prefix, 0)))
-    agrees(name, rows[-1], "raw_attention")
-    agrees(name, sum(rows), "raw_attention.plus")
+    agrees(name, dtype, rows[-1], "raw_attention")
+    agrees(name, dtype, sum(rows), "raw_attention.plus")
     for method in ("rollout", "raw_attention.rollout"):
-        agrees(name, rollout(maps, row), method)
-    agrees(name, rollout(maps[1:], row), "rollout", start_layer=1)
+        agrees(name, dtype, rollout(maps, row), method)
+    agrees(name, dtype, rollout(maps[1:], row), "rollout", start_layer=1)
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_vit_avg", "timm_deit_distilled", "timm_siglip", "hf_dinov2"])
@@ -108,9 +107,9 @@ def test_contrast_is_the_difference_of_two_explanations() -> None:
     _, _, view = viewed("timm_vit")
     images = batch("timm_vit")
     for method in ("decompx.skipplus", "input_x_gradient"):
-        found = build_method(method, view)
-        one, other = found.attribute(images, 0), found.attribute(images, 4)
-        assert relative(found.attribute(images, 0, against=4), one - other) < 1e-9
+        result = build_method(method, view)
+        first, second = (result.attribute(images, target) for target in (0, 4))
+        assert relative(result.attribute(images, 0, against=4), first - second) < 1e-9
     with pytest.raises(VitrailError, match="same for every class"):
         build_method("rollout", view).attribute(images, 0, against=1)
 
@@ -128,9 +127,9 @@ def test_readout_of_the_class_token_on_request() -> None:
     family, module, view = viewed("timm_eva")  # it pools the patches, and still has a class token
     images = batch("timm_eva")
     first = attention_maps(family, module, images)[-1].mean(1)[:, 0]
-    found = build_method("raw_attention", view, readout="cls").attribute(images, 0)
-    assert relative(found, on_grid("timm_eva", first)) < 1e-9
-    assert relative(found, build_method("raw_attention", view).attribute(images, 0)) > 1e-2
+    result = build_method("raw_attention", view, readout="cls").attribute(images, 0)
+    assert relative(result, on_grid("timm_eva", first)) < 1e-9
+    assert relative(result, build_method("raw_attention", view).attribute(images, 0)) > 1e-2
     _, _, siglip = viewed("timm_siglip")
     with pytest.raises(VitrailError, match="no class token"):
         build_method("raw_attention", siglip, readout="cls").attribute(batch("timm_siglip"), 0)
@@ -141,11 +140,11 @@ def test_readout_of_the_class_token_on_request() -> None:
 def test_random_depends_on_the_image_and_the_seed_alone() -> None:
     _, _, view = viewed("timm_vit")
     images = batch("timm_vit")
-    found = build_method("random", view).attribute(images, 0)
+    result = build_method("random", view).attribute(images, 0)
     alone = torch.cat([build_method("random", view).attribute(image[None], 1) for image in images])
-    assert torch.equal(found, alone)
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(found, build_method("random", view, seed=1).attribute(images, 0))
+    assert torch.equal(result, alone)
+    assert not torch.equal(result[0], result[1])
+    assert not torch.equal(result, build_method("random", view, seed=1).attribute(images, 0))
 
 
 def test_probability_output_is_not_a_rescaled_logit() -> None:
@@ -154,30 +153,37 @@ def test_probability_output_is_not_a_rescaled_logit() -> None:
     assert relative(F.normalize(probability.flatten(1)), F.normalize(logit.flatten(1))) > 1e-2
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
-def test_every_method_runs_on_every_family_or_is_in_the_table_of_refusals(name: str) -> None:
-    """The table is tests/methods/refusals.csv: a new refusal is a visible change. Batched is the same as one by one."""
-    table = refusals()
+def refusal(method: str, name: str) -> str | None:
+    """Why a method refuses a family, by tests/methods/refusals.csv."""
     kind = "hierarchical" if name in HIERARCHICAL else name
+    return refusals().get((method, kind)) or refusals().get((method, name))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
+def test_a_family_is_refused_as_the_table_says_and_not_otherwise(name: str) -> None:
+    """A new refusal is a visible change."""
+    view = viewed(name)[2]
+    reasons = {method: reason for method in list_methods() if (reason := refusal(method, name))}
+    assert set(supported_methods(view)) == set(list_methods()) - set(reasons)
+    for method, reason in reasons.items():
+        with pytest.raises(VitrailError, match=re.escape(reason)):
+            build_method(method, view).attribute(batch(name, 2))
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    crossed(((m, n) for m in list_methods() for n in [*HIERARCHICAL, *FAMILIES] if not refusal(m, n)), each=3),
+)
+def test_a_batch_is_its_images_one_by_one(method: str, name: str) -> None:
     family, _, view = viewed(name)
-    images = batch(name, 2)
-    for method in list_methods():
-        reason = table.get((method, kind)) or table.get((method, name))
-        if reason is not None:
-            with pytest.raises(VitrailError, match=re.escape(reason)):
-                build_method(method, view).attribute(images)
-            assert method not in supported_methods(view)
-            continue
-        params = {key: value for key, value in QUICK.items() if key in get_method(method).info.params}
-        built = build_method(method, view, **params)
-        found = built.attribute(images, [2, 3])
-        pixels = get_method(method).info.level == "pixel"
-        grid = view.size if pixels else family.grid if name in FAMILIES else found.shape[1:]
-        assert found.shape == (2, *grid)
-        assert found.isfinite().all()
-        assert float(found.std()) > 0, f"{method} gives a constant map"
-        apart = torch.cat([built.attribute(images[i : i + 1], 2 + i) for i in range(2)])
-        assert close(found, apart, 1e-8), method
+    images, info = batch(name, 2), get_method(method).info
+    built = build_method(method, view, **{key: value for key, value in QUICK.items() if key in info.params})
+    maps = built.attribute(images, [2, 3])
+    grid = view.size if info.level == "pixel" else family.grid if name in FAMILIES else maps.shape[1:]
+    assert maps.shape == (2, *grid)
+    assert maps.isfinite().all()
+    assert float(maps.std()) > 0, "a constant map"
+    assert close(maps, torch.cat([built.attribute(images[i : i + 1], 2 + i) for i in range(2)]), 1e-8)
 
 
 def test_parameters_are_checked_and_listed() -> None:
@@ -219,8 +225,8 @@ def test_a_method_can_be_registered_in_a_few_lines() -> None:
     info = list_methods("brightness*")["brightness_test"]
     assert info.params == {"power": 1.0}
     assert info.summary == "Mean brightness of each patch."
-    one, two = (build_method("brightness_test", view, power=p).attribute(images) for p in (1.0, 2.0))
-    assert torch.equal(two, 2 * one)
+    once, twice = (build_method("brightness_test", view, power=p).attribute(images) for p in (1.0, 2.0))
+    assert torch.equal(twice, 2 * once)
     assert vitrail.explain(view, images, "brightness_test")[0].map.shape == view.grid
     with pytest.raises(VitrailError, match="already"):
         vitrail.method("decompx")(lambda model, images, target: images)
@@ -240,9 +246,9 @@ def test_shape_input_keeps_the_total() -> None:
 
 def test_completeness_gap_is_measured() -> None:
     _, _, view = viewed("timm_vit")
-    found = build_method("decompx.plus", view).explain(batch("timm_vit"), TARGET)
-    assert found.extras["completeness_gap"].shape == (3,)
-    assert found.extras["completeness_gap"].max() < 1e-12
+    result = build_method("decompx.plus", view).explain(batch("timm_vit"), TARGET)
+    assert result.extras["completeness_gap"].shape == (3,)
+    assert result.extras["completeness_gap"].max() < 1e-12
 
 
 def test_composed_classes_carry_their_own_info() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import MODES, assert_same_state, batch, relative, state_of, viewed
+from tests.helpers import MODES, assert_same_state, batch, crossed, relative, state_of, viewed
 from torch import Tensor
 
 import vitrail
@@ -46,7 +47,7 @@ def image(family: str) -> Tensor:
 
 
 @functools.cache
-def usual(call: str, family: str) -> Tensor:
+def undisturbed(call: str, family: str) -> Tensor:
     return built(call, viewed(family, SINGLE)[2]).attribute(image(family))
 
 
@@ -57,14 +58,15 @@ def half(family: str, dtype: torch.dtype) -> tuple[View, View]:
     return vitrail.wrap(module), vitrail.wrap(copy.deepcopy(module).float())
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("call", [*list_methods(), "gradient(reduce=sum)", *DRAWN])
+@pytest.mark.parametrize(
+    ("call", "dtype"), crossed(itertools.product([*list_methods(), "gradient(reduce=sum)", *DRAWN], HALVES))
+)
 def test_half_precision_weights_are_explained_in_single_precision(call: str, dtype: torch.dtype) -> None:
     narrow, wide = half("timm_vit", dtype)
     before = state_of(narrow.module)
-    found = built(call, narrow).attribute(image("timm_vit"), [0, 3])
-    assert found.dtype == SINGLE
-    assert torch.equal(found, built(call, wide).attribute(image("timm_vit"), [0, 3]))
+    result = built(call, narrow).attribute(image("timm_vit"), [0, 3])
+    assert result.dtype == SINGLE
+    assert torch.equal(result, built(call, wide).attribute(image("timm_vit"), [0, 3]))
     assert_same_state(before, state_of(narrow.module))
     assert narrow.logits(image("timm_vit")).dtype == narrow.dtype == dtype, "the model itself keeps its precision"
 
@@ -74,17 +76,17 @@ def test_half_precision_weights_are_explained_in_single_precision(call: str, dty
 def test_half_precision_features_are_explained_in_single_precision(family: str, call: str) -> None:
     narrow, wide = half(family, torch.bfloat16)
     before = state_of(narrow.module)
-    found, expected = (built(call, view).attribute(image(family), [0, 3]) for view in (narrow, wide))
-    assert relative(found, expected) < 1e-5
+    result, expected = (built(call, view).attribute(image(family), [0, 3]) for view in (narrow, wide))
+    assert relative(result, expected) < 1e-5
     assert_same_state(before, state_of(narrow.module))
 
 
 def test_relevance_of_pixels_is_that_of_double_precision() -> None:
     """Its denominators all but cancel: in single precision rounding would be a part of the map."""
     module = FAMILIES["timm_vit"].build(SINGLE)
-    single, double = (vitrail.wrap(one) for one in (module, copy.deepcopy(module).double()))
-    found, expected = (build_method("lrp", view).attribute(image("timm_vit"), 0) for view in (single, double))
-    assert relative(found, expected) < 1e-6
+    single, double = (vitrail.wrap(model) for model in (module, copy.deepcopy(module).double()))
+    result, expected = (build_method("lrp", view).attribute(image("timm_vit"), 0) for view in (single, double))
+    assert relative(result, expected) < 1e-6
 
 
 def test_half_precision_maps_are_ranked_as_those_of_the_model() -> None:
@@ -99,27 +101,26 @@ def test_half_precision_maps_are_ranked_as_those_of_the_model() -> None:
 
 def test_a_shared_trace_serves_half_precision_too(monkeypatch: pytest.MonkeyPatch) -> None:
     views = half("timm_vit", torch.bfloat16)
-    picture, made = views[0].preprocessing.denormalise(image("timm_vit")[0]), []
+    picture, produced = views[0].preprocessing.denormalise(image("timm_vit")[0]), []
     make = trace_module._make
-    monkeypatch.setattr(trace_module, "_make", lambda *args: made.append(args) or make(*args))
+    monkeypatch.setattr(trace_module, "_make", lambda *args: produced.append(args) or make(*args))
     narrow, wide = (vitrail.evaluate(view, [picture], "gen_att, attn_cam", "sparseness") for view in views)
-    assert len(made) == 2, "one for each model"
+    assert len(produced) == 2, "one for each model"
     assert narrow["value"].tolist() == wide["value"].tolist()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("call", [*list_methods(), *DRAWN])
+@pytest.mark.parametrize(("call", "mode"), crossed(itertools.product([*list_methods(), *DRAWN], MODES)))
 def test_the_callers_modes_change_no_map(call: str, mode: str) -> None:
-    view, expected = viewed("timm_vit", SINGLE)[2], usual(call, "timm_vit")
+    view, expected = viewed("timm_vit", SINGLE)[2], undisturbed(call, "timm_vit")
     with MODES[mode]():
-        found = built(call, view).attribute(image("timm_vit"))
-    assert torch.equal(found, expected)
+        result = built(call, view).attribute(image("timm_vit"))
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", ["hires_cam", "vit_cx", "smooth_grad"])
 def test_the_callers_modes_change_no_map_of_features(call: str, mode: str) -> None:
-    expected, view = usual(call, "timm_swin"), viewed("timm_swin", SINGLE)[2]
+    expected, view = undisturbed(call, "timm_swin"), viewed("timm_swin", SINGLE)[2]
     with MODES[mode]():
         assert torch.equal(built(call, view).attribute(image("timm_swin")), expected)
 
@@ -129,14 +130,14 @@ def test_the_callers_modes_change_no_explanation(mode: str) -> None:
     view, data = vitrail.load("scenes"), open_data("scenes:1")
     picture, metrics = data[0].image, "insertion(steps=4), token_deletion_aopc, mean_iou, box_localization"
 
-    def found() -> tuple[Tensor, float, list[float]]:
-        one = vitrail.explain(view, picture)
+    def explained_and_scored() -> tuple[Tensor, float, list[float]]:
+        explanation = vitrail.explain(view, picture)
         rows = vitrail.evaluate(view, data, "gen_att", metrics, images=1)
-        return one.map, one.probability, rows["value"].tolist()
+        return explanation.map, explanation.probability, rows["value"].tolist()
 
-    expected = found()
+    expected = explained_and_scored()
     with MODES[mode]():
-        again = found()
+        again = explained_and_scored()
     assert torch.equal(again[0], expected[0])
     assert again[1:] == expected[1:]
 
@@ -165,7 +166,7 @@ UNFIT: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", UNFIT)
 def test_what_no_normalised_image_can_be(kind: str) -> None:
     view = viewed("timm_vit", SINGLE)[2]
-    images, told = UNFIT[kind]
+    images, message = UNFIT[kind]
     calls: list[Callable[[], Any]] = [
         lambda: build_method("gen_att", view).attribute(images),
         lambda: view.logits(images),
@@ -174,7 +175,7 @@ def test_what_no_normalised_image_can_be(kind: str) -> None:
     if isinstance(images, Tensor) and not images.is_nested:  # explain takes an array for a picture
         calls.append(lambda: vitrail.explain(view, images))
     for call in calls:
-        with pytest.raises(VitrailError, match=f"finite floats.*{told}|must be a tensor, but got {told}"):
+        with pytest.raises(VitrailError, match=f"finite floats.*{message}|must be a tensor, but got {message}"):
             call()
 
 
@@ -198,17 +199,17 @@ def full(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_cpu_that_runs_out_of_memory_says_so(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     view, images = viewed("timm_vit", SINGLE)[2], image("timm_vit")[:count]
-    told = "one image at a time does" if count == 1 else "2 images at once do"
+    message = "one image at a time does" if count == 1 else "2 images at once do"
     monkeypatch.setattr("torch.nn.functional.layer_norm", full)
     calls: list[Callable[[], Any]] = [
         lambda: built("gen_att", view).attribute(images, 0),
         lambda: built("occlusion", view).attribute(images, 0),
         lambda: vitrail.explain(view, images, "gen_att"),
         lambda: vitrail.metrics.measure("insertion", view, images, torch.zeros(count, 4, 4)),
-        lambda: vitrail.evaluate(view, [view.preprocessing.denormalise(one) for one in images], "gen_att"),
+        lambda: vitrail.evaluate(view, [view.preprocessing.denormalise(pixels) for pixels in images], "gen_att"),
     ]
     for call in calls:
-        with pytest.raises(VitrailError, match=f"{told} not fit in memory"):
+        with pytest.raises(VitrailError, match=f"{message} not fit in memory"):
             call()
     with pytest.raises(VitrailError, match="one image at a time does not fit"):  # masks come one by one in the end
         built("rise", view).attribute(images, 0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from tests.families import FAMILIES
-from tests.helpers import DOUBLE, batch, close, refusals, viewed
+from tests.helpers import DOUBLE, batch, close, crossed, refusals, viewed
 from tests.oracles import cams, decomposition, gradients, lrp, markov, relevance, transformation
 from tests.oracles.attention import readout
 from torch import Tensor
@@ -19,7 +20,7 @@ from vitrail.methods.registry import build_method, get_method
 TARGET = torch.tensor([0, 3, 1])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A method with parameters, and the oracle's call that must give the same."""
 
@@ -44,7 +45,7 @@ def last_row(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
 
 def row_sum(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
     def oracle(family, module, images, target, **params):  # type: ignore[no-untyped-def]
-        return sum(decomposition.row(family, module, images, one) for one in maps(family, module, images, **params))
+        return sum(decomposition.row(family, module, images, layer) for layer in maps(family, module, images, **params))
 
     return oracle
 
@@ -64,7 +65,7 @@ def half_rollout(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
     def oracle(family, module, images, target):  # type: ignore[no-untyped-def]
         layers = maps(family, module, images)
         eye = torch.eye(layers[0].shape[-1], dtype=DOUBLE)
-        mixed = [(eye + one / one.sum(-1, keepdim=True)) / 2 for one in layers]
+        mixed = [(eye + layer / layer.sum(-1, keepdim=True)) / 2 for layer in layers]
         return decomposition.rolled(mixed, readout(family, module, images))
 
     return oracle
@@ -181,28 +182,39 @@ CASES = [
 ]  # fmt: skip
 
 
-def compare(case: Case, name: str, expected: Tensor, dtype: torch.dtype, tolerance: float) -> None:
-    _, _, view = viewed(name, dtype)
-    found = build_method(case.method, view, **case.params).attribute(batch(name, dtype=dtype), TARGET).to(DOUBLE)
-    if case.up_to_scale:
-        found, expected = (m / m.sum((1, 2), keepdim=True) for m in (found, expected))
-    assert close(found, expected, tolerance), dtype
+FIRST = {case.method: case for case in reversed(CASES)}  # of each method, most often with its default parameters
+CLAIMED = [
+    (case, name) for name in FAMILIES for case in CASES if (get_method(case.method).info.name, name) not in refusals()
+]
 
 
-def claimed(cases: list[Case], names: Iterable[str]) -> list[Any]:
-    """The pairs that the table of refusals leaves."""
-    pairs = [(case, name) for case in cases for name in names]
-    claims = [(c, n) for c, n in pairs if (get_method(c.method).info.name, n) not in refusals()]
-    return [pytest.param(c, n, id=f"{c}-{n}") for c, n in claims]
-
-
-@pytest.mark.parametrize(("case", "name"), claimed(CASES, FAMILIES))
-def test_method_is_its_literal_definition(case: Case, name: str) -> None:
-    """The oracle runs in double precision; the tiny models' weights are the same numbers in single precision."""
+@functools.lru_cache(maxsize=256)
+def definition(case: Case, name: str) -> Tensor:
+    """The oracle's map in double precision; the tiny models' weights are the same numbers in single precision."""
     family, module, _ = viewed(name)
-    expected = case.oracle(family, module, batch(name), TARGET, **case.oracle_params)
-    if not case.pixels:
-        expected = expected[:, family.prefix :].reshape(-1, *family.grid)
-    compare(case, name, expected, DOUBLE, 1e-8)
-    if case.single is not None:
-        compare(case, name, expected, torch.float32, case.single)
+    scores = case.oracle(family, module, batch(name), TARGET, **case.oracle_params)
+    return scores if case.pixels else scores[:, family.prefix :].reshape(-1, *family.grid)
+
+
+def compare(case: Case, name: str, dtype: torch.dtype, tolerance: float) -> None:
+    method = build_method(case.method, viewed(name, dtype)[2], **case.params)
+    maps, expected = method.attribute(batch(name, dtype=dtype), TARGET).to(DOUBLE), definition(case, name)
+    assert maps.shape == expected.shape
+    if case.up_to_scale:
+        maps, expected = (m / m.sum((1, 2), keepdim=True) for m in (maps, expected))
+    assert close(maps, expected, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), crossed(CLAIMED, each=4, always=lambda case, name: FIRST[case.method] is case)
+)
+def test_method_is_its_literal_definition(case: Case, name: str) -> None:
+    """Each method on each family; other parameters of it on some."""
+    compare(case, name, DOUBLE, 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), crossed([(case, name) for case, name in CLAIMED if case.single is not None], each=2)
+)
+def test_single_precision_is_near_the_definition(case: Case, name: str) -> None:
+    compare(case, name, torch.float32, case.single or 0.0)

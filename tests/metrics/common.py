@@ -174,19 +174,19 @@ def background(of: Bench, image: Tensor, protocol: str, kind: str, way: str = "d
     return curves.baseline(image, kind, colours.mean, colours.std, drawn)
 
 
-def agrees(found: Scored, expected: tuple[Sequence[float], float]) -> None:
+def agrees(result: Scored, expected: tuple[Sequence[float], float]) -> None:
     """Curve and value are those of the oracle, relative to the curve's largest point."""
     points, value = expected
-    assert found.curve is not None
-    assert len(found.curve) == len(points)
+    assert result.curve is not None
+    assert len(result.curve) == len(points)
     scale = max(abs(point) for point in points) or 1.0
-    assert np.abs(np.subtract(found.curve, points)).max() <= CLOSE * scale
-    assert abs(found.value - value) <= CLOSE * max(scale, abs(value))
+    assert np.abs(np.subtract(result.curve, points)).max() <= CLOSE * scale
+    assert abs(result.value - value) <= CLOSE * max(scale, abs(value))
 
 
-def same(found: float, expected: float | None) -> None:
+def same(result: float, expected: float | None) -> None:
     """Equal to nine digits; None is NaN."""
     if expected is None:
-        assert math.isnan(found)
+        assert math.isnan(result)
     else:
-        assert abs(found - expected) <= CLOSE * max(abs(expected), 1e-3), (found, expected)
+        assert abs(result - expected) <= CLOSE * max(abs(expected), 1e-3), (result, expected)

@@ -47,10 +47,10 @@ def good() -> dict[str, Any]:
 def attempt(name: str, **changes: Any) -> list[Scored]:
     """Measures with something changed; None takes it away. The model is as before, also after an error."""
     of = bench(OF)
-    given = {key: value for key, value in {**good(), **changes}.items() if value is not None}
+    options = {key: value for key, value in {**good(), **changes}.items() if value is not None}
     before, drawn = state_of(of.module), random.getstate()
     try:
-        return measure(name, **given)
+        return measure(name, **options)
     finally:
         assert_same_state(before, state_of(of.module))
         assert random.getstate() == drawn
@@ -62,21 +62,21 @@ MEASURED = [name for name in list_metrics() if name != "completeness"]
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_good_input_leaves_everything_as_it_was(name: str) -> None:
-    found = attempt(name, **SLOW.get(name, {}))
-    assert len(found) == 2
-    assert all(math.isfinite(one.value) for one in found)
+    result = attempt(name, **SLOW.get(name, {}))
+    assert len(result) == 2
+    assert all(math.isfinite(scored.value) for scored in result)
     torch.manual_seed(123)
     again = attempt(name, **SLOW.get(name, {}))
-    assert again == found, "global random numbers play no part"
+    assert again == result, "global random numbers play no part"
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_measuring_under_inference_mode(name: str) -> None:
     quick = SLOW.get(name, {"steps": 5} if "steps" in list_metrics()[name].params else {})
-    usual = attempt(name, **quick)
+    unchanged = attempt(name, **quick)
     with torch.inference_mode():
-        found = attempt(name, **quick)
-    assert [one.value for one in found] == pytest.approx([one.value for one in usual], rel=1e-9)
+        result = attempt(name, **quick)
+    assert [scored.value for scored in result] == pytest.approx([scored.value for scored in unchanged], rel=1e-9)
 
 
 def spoiled(value: float, place: int = 0) -> Tensor:
@@ -116,14 +116,14 @@ REFUSED: list[tuple[str, dict[str, Callable[[], Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "told"), REFUSED)
-def test_what_does_not_fit_is_refused(name: str, changes: dict[str, Callable[[], Any]], told: str) -> None:
-    with pytest.raises(VitrailError, match=told):
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
+def test_what_does_not_fit_is_refused(name: str, changes: dict[str, Callable[[], Any]], message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
         attempt(name, **{key: make() for key, make in changes.items()})
 
 
 @pytest.mark.parametrize(
-    ("name", "gone", "told"),
+    ("name", "gone", "message"),
     [
         *((n, ("masks", "boxes"), "needs boxes or masks") for n in ("pointing_game", "energy_pointing_game")),
         *((n, ("masks",), "needs masks") for n in ("pixel_accuracy", "mean_iou", "mean_ap", "segmentation_ap")),
@@ -135,8 +135,8 @@ def test_what_does_not_fit_is_refused(name: str, changes: dict[str, Callable[[],
         ("completeness", (), "needs a method that promises to be complete"),
     ],
 )
-def test_metrics_say_what_they_lack(name: str, gone: tuple[str, ...], told: str) -> None:
-    with pytest.raises(VitrailError, match=f"^{name} {told}"):
+def test_metrics_say_what_they_lack(name: str, gone: tuple[str, ...], message: str) -> None:
+    with pytest.raises(VitrailError, match=f"^{name} {message}"):
         attempt(name, **dict.fromkeys(gone))
 
 
@@ -151,7 +151,7 @@ def test_a_name_that_is_none_gets_a_hint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "params", "told"),
+    ("name", "params", "message"),
     [
         ("insertion", {"step": 3}, "insertion has no parameter step; it has: baseline=None, steps=224"),
         ("mean_iou", {"steps": 3}, "mean_iou has no parameter steps; it has: none"),
@@ -184,8 +184,8 @@ def test_a_name_that_is_none_gets_a_hint() -> None:
         ("model_randomization", {"reading": "hog"}, "reading must be 'rank' or 'ssim'"),
     ],
 )
-def test_wrong_parameters_are_refused(name: str, params: dict[str, Any], told: str) -> None:
-    with pytest.raises(VitrailError, match=told):
+def test_wrong_parameters_are_refused(name: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
         attempt(name, **params)
 
 
@@ -211,7 +211,7 @@ def test_a_metric_of_ones_own() -> None:
 
     assert list_metrics("tests_*")["tests_largest"].summary == "The largest value."
     maps = bench(OF).maps(TOKEN_KINDS)
-    assert [one.value for one in attempt("tests_largest")] == [float(one.max()) for one in maps]
+    assert [scored.value for scored in attempt("tests_largest")] == [float(values.max()) for values in maps]
     with pytest.raises(VitrailError, match="already a metric 'insertion'"):
         metric("insertion", higher_is_better=True)(Largest)
 
@@ -222,10 +222,10 @@ def test_a_metric_of_ones_own() -> None:
 )
 def test_maps_of_any_precision_are_measured(name: str, dtype: torch.dtype) -> None:
     maps = bench(OF).maps(["tied tokens", "tied tokens"])  # which every precision holds exactly
-    usual, found = (attempt(name, maps=one) for one in (maps, maps.to(dtype)))
+    unchanged, result = (attempt(name, maps=values) for values in (maps, maps.to(dtype)))
     if dtype == torch.float32:
-        assert [one.value for one in found] == pytest.approx([one.value for one in usual], rel=1e-6)
-    assert all(math.isfinite(one.value) for one in found)
+        assert [scored.value for scored in result] == pytest.approx([scored.value for scored in unchanged], rel=1e-6)
+    assert all(math.isfinite(scored.value) for scored in result)
 
 
 MISUSED: list[tuple[str, str, dict[str, Callable[[], Any]], str]] = [
@@ -250,9 +250,11 @@ MISUSED: list[tuple[str, str, dict[str, Callable[[], Any]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "told"), [one[1:] for one in MISUSED], ids=[one[0] for one in MISUSED])
-def test_misuse_is_told(name: str, changes: dict[str, Callable[[], Any]], told: str) -> None:
-    with pytest.raises(VitrailError, match=told):
+@pytest.mark.parametrize(
+    ("name", "changes", "message"), [misuse[1:] for misuse in MISUSED], ids=[misuse[0] for misuse in MISUSED]
+)
+def test_misuse_is_told(name: str, changes: dict[str, Callable[[], Any]], message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
         attempt(name, **{key: make() for key, make in changes.items()})
 
 
@@ -260,16 +262,16 @@ def test_a_box_is_cut_at_the_border_of_the_input() -> None:
     maps = torch.zeros(2, *SIZE, dtype=DOUBLE)
     maps[:, :10, :10] = 1
     for box in ((-10.0, -10.0, 10.0, 10.0), (0.0, 0.0, 10.0, 10.0)):
-        found = attempt("box_localization", maps=maps, boxes=[[box]] * 2, iou=1.0)
-        assert [one.value for one in found] == [1, 1]
+        result = attempt("box_localization", maps=maps, boxes=[[box]] * 2, iou=1.0)
+        assert [scored.value for scored in result] == [1, 1]
     half = attempt("box_localization", maps=maps, boxes=[[(-9.0, -9.0, -1.0, -1.0)], [(0.0, 0.0, 10.0, 10.0)]])
     assert math.isnan(half[0].value), "nothing of the box is in the picture"
     assert half[1].value == 1
 
 
 def test_a_picture_of_unknown_pixels_has_no_precision() -> None:
-    found = attempt("segmentation_ap", ignore=torch.ones(2, *SIZE, dtype=torch.bool))
-    assert all(math.isnan(one.value) for one in found)
+    result = attempt("segmentation_ap", ignore=torch.ones(2, *SIZE, dtype=torch.bool))
+    assert all(math.isnan(scored.value) for scored in result)
 
 
 def test_a_box_of_three_numbers_is_told() -> None:

@@ -24,9 +24,11 @@ def test_a_function_gives_the_values_of_the_metric(name: str) -> None:
     params = {key: value for key, value in SMALL.items() if key in info.params}
     known = {"method": build_method("gen_att", of.view)} if info.needs == "method" else {}
     maps = of.maps(TOKEN_KINDS)
-    found = function(of.view, of.images, maps, [1, 0], **known, **params)
-    assert found.dtype == torch.float64
-    assert found.tolist() == [one.value for one in measure(name, of.view, of.images, maps, [1, 0], **known, **params)]
+    result = function(of.view, of.images, maps, [1, 0], **known, **params)
+    assert result.dtype == torch.float64
+    assert result.tolist() == [
+        score.value for score in measure(name, of.view, of.images, maps, [1, 0], **known, **params)
+    ]
     assert function.__name__ == name
     assert function.__doc__.startswith(info.summary)
     with pytest.raises(VitrailError, match=f"{name} has no parameter colour"):

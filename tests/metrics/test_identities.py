@@ -29,11 +29,11 @@ TARGET = 1
 
 
 def points(of: Bench, metric: str, maps: Tensor, target: Any = TARGET, **params: Any) -> np.ndarray:
-    return np.array([one.curve for one in measure(metric, of.view, of.images, maps, target, **params)])
+    return np.array([score.curve for score in measure(metric, of.view, of.images, maps, target, **params)])
 
 
-def values(found: list[Scored]) -> list[float]:
-    return [one.value for one in found]
+def values(result: list[Scored]) -> list[float]:
+    return [score.value for score in result]
 
 
 @pytest.mark.parametrize("baseline", ["mean", "blur", "black", "random"])
@@ -41,7 +41,7 @@ def values(found: list[Scored]) -> list[float]:
 def test_insertion_is_deletion_of_the_negated_map_backwards(name: str, baseline: str) -> None:
     of = bench(name)
     maps = of.maps(["pixels", "pixels"])
-    assert all(tied(one) == 0 for one in maps)
+    assert all(tied(values) == 0 for values in maps)
     inserted = points(of, "insertion", maps, baseline=baseline, steps=8)
     deleted = points(of, "deletion", -maps, baseline=baseline, steps=8)
     assert np.abs(inserted - deleted[:, ::-1]).max() < CLOSE
@@ -57,11 +57,11 @@ def test_curves_end_at_the_image_and_at_the_baseline(name: str, protocol: str) -
     for way in ("insertion", "deletion"):
         behind = torch.cat([background(of, image[None], protocol, "mean", way) for image in of.images])
         empty = of.probabilities(behind)[:, TARGET].numpy()
-        found = points(of, way, maps, protocol=protocol, steps=4)
+        result = points(of, way, maps, protocol=protocol, steps=4)
         first, last = (empty, whole) if way == "insertion" else (whole, empty)
-        assert np.abs(found[:, -1] - last).max() < CLOSE
+        assert np.abs(result[:, -1] - last).max() < CLOSE
         if protocol != "tis":  # which has no point before the first step
-            assert np.abs(found[:, 0] - first).max() < CLOSE
+            assert np.abs(result[:, 0] - first).max() < CLOSE
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -73,10 +73,10 @@ def test_a_constant_map_is_measured_in_drawn_order(name: str) -> None:
         order = torch.empty(of.cells, dtype=DOUBLE)
         order[drawn] = -torch.arange(of.cells, dtype=DOUBLE)
         for way in ("insertion", "deletion"):
-            found = measure(way, of.view, of.images, maps, TARGET, steps=5, seed=6)
-            assert all(one.extras["ties"] == 1 for one in found)
+            result = measure(way, of.view, of.images, maps, TARGET, steps=5, seed=6)
+            assert all(score.extras["ties"] == 1 for score in result)
             plain = points(of, way, order.view(1, *of.size).repeat(2, 1, 1), steps=5, seed=0)
-            assert np.abs(np.array([one.curve for one in found]) - plain).max() < CLOSE
+            assert np.abs(np.array([score.curve for score in result]) - plain).max() < CLOSE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -97,15 +97,15 @@ def test_negating_the_map_exchanges_positive_and_negative(name: str) -> None:
         maps = of.maps(kinds)
         positive = measure("positive_auc", of.view, of.images, -maps, TARGET, steps=6)
         negative = measure("negative_auc", of.view, of.images, maps, TARGET, steps=6)
-        assert [one.curve for one in positive] == [one.curve for one in negative]
+        assert [score.curve for score in positive] == [score.curve for score in negative]
 
 
 def test_ranks_are_a_permutation_in_falling_order() -> None:
     for kind, seed in itertools.product(("pixels", "tied pixels"), (0, 1)):
-        one = a_map(kind, (7, 9), (7, 9), seed)
-        place = ranks(one, seed)
+        values = a_map(kind, (7, 9), (7, 9), seed)
+        place = ranks(values, seed)
         assert sorted(place.tolist()) == list(range(63))
-        ordered = one.flatten()[place.argsort()]
+        ordered = values.flatten()[place.argsort()]
         assert (ordered[1:] <= ordered[:-1]).all()
     few = a_map("tied pixels", (7, 9), (7, 9))
     assert not torch.equal(ranks(few, 0), ranks(few, 1))
@@ -118,7 +118,7 @@ def test_same_seed_same_value(metric: str) -> None:
     first, again = (measure(metric, of.view, of.images, maps, TARGET, seed=3, **steps) for _ in range(2))
     assert first == again
     seeds = [values(measure(metric, of.view, of.images, maps, TARGET, seed=seed, **steps)) for seed in range(8)]
-    assert any(one != seeds[0] for one in seeds), "the order of ties is drawn by the seed"
+    assert any(row != seeds[0] for row in seeds), "the order of ties is drawn by the seed"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_method_without_class_has_one_curve_per_class_that_is_read(method: str
     maps = [built.attribute(of.images, target) for target in (0, 3)]
     for metric in ("insertion", "deletion", "aopc", "token_deletion_aopc"):
         params = {} if metric.startswith("token") else {"steps": 5}
-        first, second = (points(of, metric, one, TARGET, **params) for one in maps)
+        first, second = (points(of, metric, values, TARGET, **params) for values in maps)
         assert np.array_equal(first, second)
         assert not np.array_equal(first, points(of, metric, maps[0], 2, **params))
 
@@ -160,7 +160,7 @@ def test_a_target_is_the_predicted_class_where_none_is_given() -> None:
     of = bench("timm_vit_gap")
     maps = of.maps(TOKEN_KINDS)
     top = of.top(of.images)
-    for target in (top, torch.tensor(top), np.array(top), [str(one) for one in top]):
+    for target in (top, torch.tensor(top), np.array(top), [str(label) for label in top]):
         asked = measure("insertion", of.view, of.images, maps, target, steps=4)
         assert asked == measure("insertion", of.view, of.images, maps, steps=4)
 
@@ -168,11 +168,11 @@ def test_a_target_is_the_predicted_class_where_none_is_given() -> None:
 @contextmanager
 def counted(of: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many images, and how many sets of patches, went through the model."""
-    seen: list[int] = []
+    recorded: list[int] = []
 
     def spied(logits: Any) -> Any:
         def spy(self: Any, parts: Any, *inputs: Tensor) -> Tensor:
-            seen.append(len(inputs[0]))
+            recorded.append(len(inputs[0]))
             return logits(self, parts, *inputs)
 
         return spy
@@ -180,7 +180,7 @@ def counted(of: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     with monkeypatch.context() as patch:
         for kind in (Pictures, Subsets):
             patch.setattr(kind, "logits", spied(kind.logits))
-        yield seen
+        yield recorded
 
 
 def asked_all(metrics: list[Any], *cases: Case) -> list[list[Scored]]:
@@ -212,11 +212,11 @@ def test_metrics_of_one_case_share_their_curves(
     of = bench("timm_vit")
     built = [build_metric(name, **params) for name, params in metrics]
     case = of.case(of.maps(["tied tokens"])[0], TARGET)
-    with counted(of, monkeypatch) as seen:
-        (found,) = asked_all(built, case)
-    assert sum(seen) == expected
-    alone = [measure(one, of.view, of.images[:1], case.map[None], TARGET)[0] for one in built]
-    assert [one.value for one in found] == pytest.approx([one.value for one in alone], abs=CLOSE)
+    with counted(of, monkeypatch) as recorded:
+        (result,) = asked_all(built, case)
+    assert sum(recorded) == expected
+    alone = [measure(metric, of.view, of.images[:1], case.map[None], TARGET)[0] for metric in built]
+    assert [score.value for score in result] == pytest.approx([score.value for score in alone], abs=CLOSE)
 
 
 def test_several_cases_do_not_share_what_they_know() -> None:
@@ -224,21 +224,21 @@ def test_several_cases_do_not_share_what_they_know() -> None:
     maps = of.maps(["tokens", "tokens"])
     cases = [of.case(maps[i], target, i) for i in range(2) for target in (0, 1)]
     metrics = [build_metric("aopc", steps=4), build_metric("log_odds", steps=4)]
-    found = asked_all(metrics, *cases)
-    for case, (aopc, log_odds) in zip(cases, found, strict=True):
-        for metric, one in zip(metrics, (aopc, log_odds), strict=True):
+    result = asked_all(metrics, *cases)
+    for case, (aopc, log_odds) in zip(cases, result, strict=True):
+        for metric, score in zip(metrics, (aopc, log_odds), strict=True):
             (alone,) = measure(metric, of.view, case.pixels, case.map, case.target)
-            assert abs(one.value - alone.value) < CLOSE
+            assert abs(score.value - alone.value) < CLOSE
 
 
 def test_a_map_measured_twice_is_not_changed() -> None:
     of = bench("timm_vit")
     maps, images = of.maps(TOKEN_KINDS), of.images
-    kept, seen = maps.clone(), images.clone()
+    kept, recorded = maps.clone(), images.clone()
     for metric in CURVES:
         measure(metric, of.view, images, maps, TARGET)
     assert torch.equal(maps, kept)
-    assert torch.equal(images, seen)
+    assert torch.equal(images, recorded)
     assert on_input(maps[0], of.size).shape == of.size
 
 
@@ -254,6 +254,8 @@ def test_all_curves_of_an_image_are_asked_for_in_one_go(monkeypatch: pytest.Monk
     monkeypatch.setattr(Scheduler, "_variants", spy)
     names = ("insertion", "deletion", "insertion_minus_deletion", "aopc", "log_odds", "positive_auc", "negative_auc")
     metrics = [build_metric(name, steps=4) for name in names] + [build_metric("token_deletion_aopc")]
-    (found,) = asked_all(metrics, of.case(of.maps(["tokens"])[0]))
-    assert [sorted(one) for one in rounds if one] == [[1] * 10 + [5] * 4], "insertion, deletion, two ways of removal"
-    assert len(found) == len(metrics)
+    (result,) = asked_all(metrics, of.case(of.maps(["tokens"])[0]))
+    assert [sorted(counts) for counts in rounds if counts] == [[1] * 10 + [5] * 4], (
+        "insertion, deletion, two ways of removal"
+    )
+    assert len(result) == len(metrics)

@@ -45,11 +45,11 @@ def mask_of(share: float, size: tuple[int, int], seed: int) -> Tensor:
 
 def situations(name: str, count: int) -> list[tuple[Bench, Tensor, Tensor, int]]:
     """(model, map, mask, number): every kind of map with every size of mask."""
-    of, found = bench(name), []
+    of, result = bench(name), []
     for seed in range(count):
         kind, share = KINDS[seed % len(KINDS)], SHARES[(seed // len(KINDS) + seed) % len(SHARES)]
-        found.append((of, values_of(kind, of, seed), mask_of(share, of.size, seed), seed))
-    return found
+        result.append((of, values_of(kind, of, seed), mask_of(share, of.size, seed), seed))
+    return result
 
 
 def scored(metric: str, of: Bench, values: Tensor, **known: Any) -> float:
@@ -75,19 +75,21 @@ def test_pointing_games(name: str) -> None:
         on, ties = on_input(values, of.size), tie(of.cells, seed)
         for tolerance, largest in ((0.0, 0.5), (2.0, 0.5), (3.5, 0.2), (0.0, 1.1)):
             expected = localization.pointing_game(on, mask, ties, tolerance, largest)
-            given = {"masks": mask[None], "tolerance": tolerance, "max_area": largest}
+            options = {"masks": mask[None], "tolerance": tolerance, "max_area": largest}
             for protocol in ("default", "vit_cx"):
-                found = scored("pointing_game", of, values, **given, seed=seed, protocol=protocol)
-                same(found, None if expected is None else float(expected))
-            outcomes.append(found)
+                result = scored("pointing_game", of, values, **options, seed=seed, protocol=protocol)
+                same(result, None if expected is None else float(expected))
+            outcomes.append(result)
             first = localization.pointing_game(on, mask, None, tolerance, largest)
-            found = scored("pointing_game", of, values, **given, protocol="tis")
-            same(found, None if first is None else float(first))
+            result = scored("pointing_game", of, values, **options, protocol="tis")
+            same(result, None if first is None else float(first))
         for protocol in ("default", "tis"):
             expected = localization.energy_pointing_game(on, mask, protocol)
             same(scored("energy_pointing_game", of, values, masks=mask[None], protocol=protocol), expected)
     if name != "timm_swin":
-        assert {0.0, 1.0} < {one if one == one else -1.0 for one in outcomes}, "hits, misses and images left out"
+        assert {0.0, 1.0} < {outcome if outcome == outcome else -1.0 for outcome in outcomes}, (
+            "hits, misses and images left out"
+        )
 
 
 def test_the_largest_of_equal_values_is_drawn() -> None:
@@ -116,12 +118,12 @@ def literal_region(boxes: list[tuple[float, ...]], size: tuple[int, int], cut: b
 
 
 def some_boxes(seed: int, size: tuple[int, int], whole: bool = False) -> list[tuple[float, ...]]:
-    draw, found = np.random.default_rng(seed), []
+    draw, result = np.random.default_rng(seed), []
     for _ in range(int(draw.integers(1, 4))):
         x, y = np.sort(draw.uniform(0, size[1], 2)), np.sort(draw.uniform(0, size[0], 2))
         box = (x[0], y[0], max(x[1], x[0] + 1), max(y[1], y[0] + 1))
-        found.append(tuple(float(math.floor(v)) if whole else float(v) for v in box))
-    return found
+        result.append(tuple(float(math.floor(v)) if whole else float(v) for v in box))
+    return result
 
 
 def test_games_with_boxes() -> None:
@@ -133,13 +135,13 @@ def test_games_with_boxes() -> None:
         assert np.array_equal(fill_boxes(boxes, of.size).numpy(), region)  # type: ignore[arg-type]
         for tolerance in (0.0, 1.5):
             expected = localization.pointing_game(on, region, ties, tolerance, 0.6)
-            found = scored("pointing_game", of, values, boxes=[boxes], tolerance=tolerance, max_area=0.6)
-            same(found, None if expected is None else float(expected))
+            result = scored("pointing_game", of, values, boxes=[boxes], tolerance=tolerance, max_area=0.6)
+            same(result, None if expected is None else float(expected))
             expected = localization.pointing_game(on, cut, None, tolerance, 0.6)
-            found = scored(
+            result = scored(
                 "pointing_game", of, values, boxes=[boxes], tolerance=tolerance, max_area=0.6, protocol="tis"
             )
-            same(found, None if expected is None else float(expected))
+            same(result, None if expected is None else float(expected))
         differ += not np.array_equal(region, cut)
         same(scored("energy_pointing_game", of, values, boxes=[boxes]), localization.energy_pointing_game(on, region))
     assert differ > 10
@@ -181,11 +183,11 @@ def test_discriminativity() -> None:
     for of, values, own, seed in situations("timm_vit_not_square", 48):
         other, on = mask_of(SHARES[seed % 5], of.size, 1000 + seed), on_input(values, of.size)
         share, hit = localization.discriminativity(on, own, other, tie(of.cells, seed))
-        given = {"masks": own[None], "others": other[None]}
-        same(scored("discriminativity", of, values, **given), share)
-        found = scored("discriminativity", of, values, **given, reading="hit", seed=seed)
-        same(found, float(hit))
-        hits.append(found)
+        options = {"masks": own[None], "others": other[None]}
+        same(scored("discriminativity", of, values, **options), share)
+        result = scored("discriminativity", of, values, **options, reading="hit", seed=seed)
+        same(result, float(hit))
+        hits.append(result)
     assert 0 < sum(hits) < len(hits)
 
 
@@ -193,10 +195,10 @@ def test_segmentation() -> None:
     for of, values, mask, _ in situations("timm_vit_not_square", 42):
         on = on_input(values, of.size)
         same(scored("pixel_accuracy", of, values, masks=mask[None]), localization.pixel_accuracy(on, mask))
-        (found,) = measure("mean_iou", of.view, of.images[:1], values, TARGET, masks=mask[None])
-        same(found.value, localization.mean_iou(on, mask))
+        (result,) = measure("mean_iou", of.view, of.images[:1], values, TARGET, masks=mask[None])
+        same(result.value, localization.mean_iou(on, mask))
         _, _, intersections, unions = localization.areas(localization.foreground(on), mask)
-        assert found.parts == [intersections[1], unions[1], intersections[0], unions[0]]
+        assert result.parts == [intersections[1], unions[1], intersections[0], unions[0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,42 +214,42 @@ def test_average_precisions(kind: str) -> None:
         known = {"masks": apart[None], "ignore": ignore[None]}
         close(scored("segmentation_ap", of, values, **known), localization.segmentation_ap(blocks, apart, ignore))
         expected = localization.segmentation_ap(blocks, apart, ignore, "skipplus")
-        found = scored("segmentation_ap", of, values, **known, protocol="skipplus")
-        close(found, None if float(apart.double().mean()) < 0.05 else expected)
+        result = scored("segmentation_ap", of, values, **known, protocol="skipplus")
+        close(result, None if float(apart.double().mean()) < 0.05 else expected)
 
 
-def close(found: float, expected: float | None) -> None:
+def close(result: float, expected: float | None) -> None:
     """Equal to six digits: torchmetrics divides its counts in single precision."""
     if expected is None:
-        assert math.isnan(found)
+        assert math.isnan(result)
     else:
-        assert abs(found - expected) < 1e-6 * max(expected, 1e-2)
+        assert abs(result - expected) < 1e-6 * max(expected, 1e-2)
 
 
 def test_average_precision_is_that_of_other_libraries() -> None:
     for of, values, mask, _ in situations("timm_vit_not_square", 18):
         blocks, truth = curves.nearest(values, of.size), mask.numpy().ravel()
-        found = average_precision(torch.from_numpy(blocks), mask)
+        result = average_precision(torch.from_numpy(blocks), mask)
         if not truth.any():
-            assert math.isnan(found)
+            assert math.isnan(result)
             continue
-        close(found, average_precision_score(truth, blocks.ravel()))
+        close(result, average_precision_score(truth, blocks.ravel()))
         squeezed = torch.from_numpy(blocks).sigmoid().flatten()
-        close(found, float(binary_average_precision(squeezed, mask.flatten().long())))
+        close(result, float(binary_average_precision(squeezed, mask.flatten().long())))
 
 
 def test_segmentation_is_that_of_other_libraries() -> None:
     for of, values, mask, _ in situations("timm_vit_not_square", 18):
         scaled = localization.min_max(on_input(values, of.size))
-        found, truth = (scaled > scaled.mean()).ravel(), mask.numpy().ravel()
-        same(scored("pixel_accuracy", of, values, masks=mask[None]), accuracy_score(truth, found))
-        both = jaccard_score(truth, found, labels=[False, True], average="macro", zero_division=0)
+        result, truth = (scaled > scaled.mean()).ravel(), mask.numpy().ravel()
+        same(scored("pixel_accuracy", of, values, masks=mask[None]), accuracy_score(truth, result))
+        both = jaccard_score(truth, result, labels=[False, True], average="macro", zero_division=0)
         same(scored("mean_iou", of, values, masks=mask[None]), both)
-        one = [
+        single = [
             float(binary_jaccard_index(torch.from_numpy(a), torch.from_numpy(b)))
-            for a, b in ((found, truth), (~found, ~truth))
+            for a, b in ((result, truth), (~result, ~truth))
         ]
-        assert abs(float(np.nan_to_num(one).mean()) - both) < 1e-6
+        assert abs(float(np.nan_to_num(single).mean()) - both) < 1e-6
 
 
 # --- boxes ----------------------------------------------------------------------------------------------------------
@@ -262,8 +264,8 @@ def test_boxes_above_a_threshold() -> None:
         threshold = float(draw.random())
         scaled = localization.min_max(values)
         expected = localization.predicted_box(values, threshold)
-        found = box_above(scaled, threshold)
-        assert found == (None if expected is None else tuple(map(float, expected)))
+        result = box_above(scaled, threshold)
+        assert result == (None if expected is None else tuple(map(float, expected)))
 
 
 def test_box_localization() -> None:
@@ -276,29 +278,29 @@ def test_box_localization() -> None:
         for threshold, least in ((0.5, 0.5), (0.2, 0.1), (1.0, 0.02), (0.35, 0.3)):
             label = seed % 5
             best, known, right = localization.box_localization(on, boxes, threshold, least, top, label)  # type: ignore[arg-type]
-            given = {"boxes": [boxes], "threshold": threshold, "iou": least}
-            found = scored("box_localization", of, values, **given)
-            assert found == float(known), (best, threshold, least)
-            outcomes["gt_known"].add(found)
-            found = scored("box_localization", of, values, **given, label=label, kind="top1")
-            assert found == float(right)
-            outcomes["top1"].add(found)
+            options = {"boxes": [boxes], "threshold": threshold, "iou": least}
+            result = scored("box_localization", of, values, **options)
+            assert result == float(known), (best, threshold, least)
+            outcomes["gt_known"].add(result)
+            result = scored("box_localization", of, values, **options, label=label, kind="top1")
+            assert result == float(right)
+            outcomes["top1"].add(result)
     assert outcomes == {"gt_known": {0.0, 1.0}, "top1": {0.0, 1.0}}
 
 
 def test_max_box_acc_of_one_image_and_of_many() -> None:
-    of, maps, boxes, found = bench("timm_vit_not_square"), [], [], []
+    of, maps, boxes, result = bench("timm_vit_not_square"), [], [], []
     for seed in range(5):
         values = values_of(("tokens", "tied tokens", "peak", "pixels", "constant")[seed], of, seed)
         maps.append(on_input(values, of.size))
         boxes.append(some_boxes(seed, of.size, whole=True))
-        given = {"boxes": [boxes[-1]], "kind": "max_box_acc", "threshold": 0.3}
-        found += measure("box_localization", of.view, of.images[:1], values, TARGET, **given)
+        options = {"boxes": [boxes[-1]], "kind": "max_box_acc", "threshold": 0.3}
+        result += measure("box_localization", of.view, of.images[:1], values, TARGET, **options)
         at = localization.best_iou(maps[-1], boxes[-1], 0.3)  # type: ignore[arg-type]
-        same(found[-1].value, sum(at >= delta for delta in (0.3, 0.5, 0.7)) / 3)
+        same(result[-1].value, sum(at >= delta for delta in (0.3, 0.5, 0.7)) / 3)
         literal = [localization.best_iou(maps[-1], boxes[-1], i / 100) for i in range(100)]  # type: ignore[arg-type]
-        assert np.allclose(found[-1].parts or (), literal, rtol=0, atol=1e-12)
-    combined = build_metric("box_localization").combine(torch.tensor([one.parts for one in found], dtype=DOUBLE))
+        assert np.allclose(result[-1].parts or (), literal, rtol=0, atol=1e-12)
+    combined = build_metric("box_localization").combine(torch.tensor([score.parts for score in result], dtype=DOUBLE))
     same(float(combined), localization.max_box_acc(maps, boxes)[0])  # type: ignore[arg-type]
 
 

@@ -39,8 +39,8 @@ def known(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", list_metrics())
 def test_the_callers_modes_change_no_value(name: str) -> None:
-    given = known(name)
-    usual = measure(name, **given)
+    options = known(name)
+    unchanged = measure(name, **options)
     for mode, entered in MODES.items():
         with entered():
-            assert measure(name, **given) == usual, mode
+            assert measure(name, **options) == unchanged, mode

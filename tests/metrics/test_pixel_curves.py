@@ -48,17 +48,17 @@ def area(
 
 def check_areas(of: Bench, kinds: tuple[str, ...], protocol: str, baseline: str | None, steps: int, seed: int) -> None:
     images, maps = of.images[: len(kinds)], of.maps(kinds)
-    given: dict[str, Any] = {"protocol": protocol, "steps": steps, "seed": seed}
+    options: dict[str, Any] = {"protocol": protocol, "steps": steps, "seed": seed}
     if baseline is not None:
-        given["baseline"] = baseline
-    found = {name: measure(name, of.view, images, maps, TARGET, **given) for name in AREAS}
+        options["baseline"] = baseline
+    result = {name: measure(name, of.view, images, maps, TARGET, **options) for name in AREAS}
     for i, values in enumerate(maps):
         image = images[i : i + 1]
         literal = {way: area(of, image, values, way, protocol, baseline or "mean", steps, seed) for way in AREAS[:2]}
         for way in AREAS[:2]:
-            agrees(found[way][i], literal[way])
-            assert found[way][i].extras["ties"] == pytest.approx(tied(on_input(values, of.size)))
-        difference = found["insertion_minus_deletion"][i].value
+            agrees(result[way][i], literal[way])
+            assert result[way][i].extras["ties"] == pytest.approx(tied(on_input(values, of.size)))
+        difference = result["insertion_minus_deletion"][i].value
         assert abs(difference - (literal["insertion"][1] - literal["deletion"][1])) <= CLOSE
 
 
@@ -111,9 +111,9 @@ def test_areas_with_few_and_many_steps(protocol: str, steps: int) -> None:
 
 def test_the_usual_number_of_steps_is_224() -> None:
     of = bench("six_patches")
-    found = measure("deletion", of.view, of.images[:1], of.maps(["tied tokens"]), TARGET)[0]
-    agrees(found, area(of, of.images[:1], of.maps(["tied tokens"])[0], "deletion", "default", "mean", 224, 0))
-    assert len(found.curve or ()) == 225
+    result = measure("deletion", of.view, of.images[:1], of.maps(["tied tokens"]), TARGET)[0]
+    agrees(result, area(of, of.images[:1], of.maps(["tied tokens"])[0], "deletion", "default", "mean", 224, 0))
+    assert len(result.curve or ()) == 225
 
 
 def removal(
@@ -144,16 +144,16 @@ def removal(
 
 
 def check_removals(
-    of: Bench, kinds: tuple[str, ...], label: int | None, steps: int = 20, seed: int = 0, **given: Any
+    of: Bench, kinds: tuple[str, ...], label: int | None, steps: int = 20, seed: int = 0, **options: Any
 ) -> None:
     images, maps = of.images[: len(kinds)], of.maps(kinds)
-    kind = given.get("baseline") or ("black" if given.get("protocol") == "vtranm" else "mean")
+    kind = options.get("baseline") or ("black" if options.get("protocol") == "vtranm" else "mean")
     for name in REMOVALS:
-        found = measure(name, of.view, images, maps, TARGET, label=label, steps=steps, seed=seed, **given)
+        result = measure(name, of.view, images, maps, TARGET, label=label, steps=steps, seed=seed, **options)
         for i, values in enumerate(maps):
             image = images[i : i + 1]
             truth = of.top(image)[0] if label is None else label
-            agrees(found[i], removal(of, image, values, name, kind, truth, steps, seed))
+            agrees(result[i], removal(of, image, values, name, kind, truth, steps, seed))
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -184,8 +184,8 @@ def test_accuracy_curves_see_both_outcomes() -> None:
     """Otherwise the comparisons above could not fail."""
     of = bench("timm_deit_distilled")
     for name in ("positive_auc", "negative_auc"):
-        for one in measure(name, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
-            assert set(one.curve or ()) == {0.0, 1.0}
+        for score in measure(name, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
+            assert set(score.curve or ()) == {0.0, 1.0}
 
 
 def test_log_odds_survive_a_probability_that_vanishes() -> None:
@@ -193,8 +193,8 @@ def test_log_odds_survive_a_probability_that_vanishes() -> None:
     module = copy.deepcopy(of.module)
     with torch.no_grad():
         module.head.weight.mul_(1e4)
-    found = measure("log_odds", module, of.images, of.maps(PIXEL_KINDS), TARGET)
-    for one in found:
-        assert one.curve is not None
-        assert max(abs(change) for change in one.curve) > 745, "exp(−745) is the least number there is"
-        same(one.value, sum(one.curve) / 21)
+    result = measure("log_odds", module, of.images, of.maps(PIXEL_KINDS), TARGET)
+    for score in result:
+        assert score.curve is not None
+        assert max(abs(change) for change in score.curve) > 745, "exp(−745) is the least number there is"
+        same(score.value, sum(score.curve) / 21)

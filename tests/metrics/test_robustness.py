@@ -38,7 +38,7 @@ def test_every_metric_of_complexity_and_robustness_is_compared_here() -> None:
     assert not info["max_sensitivity"].higher_is_better
     assert not info["infidelity"].higher_is_better
     families = {"perturbation", "token masking", "localisation", "complexity", "robustness", "sanity"}
-    assert {one.family for one in info.values()} == families, "a family that no test here compares"
+    assert {description.family for description in info.values()} == families, "a family that no test here compares"
 
 
 # --- sparseness -----------------------------------------------------------------------------------------------------
@@ -50,9 +50,9 @@ def test_sparseness(name: str, protocol: str) -> None:
     of = bench(name)
     for kinds in (PIXEL_KINDS, TOKEN_KINDS):
         for maps in (of.maps(kinds), of.maps(kinds).abs(), of.maps(kinds).clamp(min=0), of.maps(kinds) * 1e-12):
-            found = measure("sparseness", of.view, of.images, maps, protocol=protocol)
-            for one, values in zip(found, maps, strict=True):
-                same(one.value, quality.gini(on_input(values, of.size), protocol))
+            result = measure("sparseness", of.view, of.images, maps, protocol=protocol)
+            for scored, values in zip(result, maps, strict=True):
+                same(scored.value, quality.gini(on_input(values, of.size), protocol))
 
 
 def test_gini_of_known_maps() -> None:
@@ -63,11 +63,11 @@ def test_gini_of_known_maps() -> None:
     maps = torch.stack([one_hot, -one_hot, ramp, torch.full(of.size, 4.0), torch.full(of.size, -4.0), 0 * ramp])
     images = of.images[:1].repeat(len(maps), 1, 1, 1)
     expected = [1 - 1 / n, 1 / n, (n + 1) / (3 * n), 0, 0, 0]
-    found = [one.value for one in measure("sparseness", of.view, images, maps)]
-    assert found == pytest.approx(expected, rel=CLOSE, abs=1e-12)
-    published = [one.value for one in measure("sparseness", of.view, images, maps, protocol="tis")]
+    result = [scored.value for scored in measure("sparseness", of.view, images, maps)]
+    assert result == pytest.approx(expected, rel=CLOSE, abs=1e-12)
+    published = [scored.value for scored in measure("sparseness", of.view, images, maps, protocol="tis")]
     assert published == pytest.approx(expected, rel=1e-3, abs=1e-12)
-    assert published[0] != found[0]
+    assert published[0] != result[0]
     assert gini(torch.tensor([1.0, 3.0])) == pytest.approx(0.25)
     assert gini(5 * ramp) == pytest.approx(gini(ramp), rel=CLOSE)
 
@@ -78,7 +78,7 @@ def test_gini_of_known_maps() -> None:
 def moved(of: Bench, samples: int, radius: float, seed: int) -> list[Tensor]:
     """(1, 3, H, W) each: what is added to the image."""
     drawn = noise("uniform", (3, *of.size), range(samples), seed, torch.device("cpu")).double()
-    return [(2 * one[None] - 1) * radius for one in drawn]
+    return [(2 * values[None] - 1) * radius for values in drawn]
 
 
 @pytest.mark.parametrize(("name", "method", "params"), METHODS)
@@ -87,8 +87,8 @@ def test_max_sensitivity(name: str, method: str, params: dict[str, Any]) -> None
     built = build_method(method, of.view, **params)
     maps, targets = built.attribute(of.images, [1, 0]), [1, 0]
     for radius, seed in ((0.02, 0), (0.3, 7)):
-        given = {"radius": radius, "seed": seed, "samples": samples}
-        found = measure("max_sensitivity", of.view, of.images, maps, targets, method=built, **given)
+        options = {"radius": radius, "seed": seed, "samples": samples}
+        result = measure("max_sensitivity", of.view, of.images, maps, targets, method=built, **options)
         for i, target in enumerate(targets):
             shifts = moved(of, samples, radius, seed)
 
@@ -97,7 +97,7 @@ def test_max_sensitivity(name: str, method: str, params: dict[str, Any]) -> None
 
             expected = quality.max_sensitivity(explain, of.images[i : i + 1], shifts)
             assert expected > 0
-            assert abs(found[i].value - expected) <= 1e-8 * expected
+            assert abs(result[i].value - expected) <= 1e-8 * expected
             waiting = iter(shifts)
             theirs = captum.sensitivity_max(
                 lambda images, target=target: built.attribute(images, target),
@@ -106,18 +106,18 @@ def test_max_sensitivity(name: str, method: str, params: dict[str, Any]) -> None
                 n_perturb_samples=samples,
                 max_examples_per_batch=1,
             )
-            assert abs(found[i].value - float(theirs)) <= 1e-8 * expected
+            assert abs(result[i].value - float(theirs)) <= 1e-8 * expected
 
 
 def test_max_sensitivity_is_the_largest_of_its_samples() -> None:
     of = bench("timm_vit")
     built = build_method("gen_att", of.view)
     maps = built.attribute(of.images, TARGETS)
-    found = [
+    result = [
         measure("max_sensitivity", of.view, of.images, maps, TARGETS, method=built, samples=samples, radius=0.2)
         for samples in (1, 4, 12)
     ]
-    first, more, most = ([one.value for one in each] for each in found)
+    first, more, most = ([scored.value for scored in each] for each in result)
     rounding = 1 + CLOSE
     assert all(a <= b * rounding and b <= c * rounding for a, b, c in zip(first, more, most, strict=True))
     assert max(b / a for a, b in zip(first, most, strict=True)) > 1.001, "each sample is another noise"
@@ -131,14 +131,14 @@ def test_the_seed_draws_the_noise() -> None:
         measure("max_sensitivity", of.view, of.images, maps, TARGETS, method=built, samples=2, seed=seed)
         for seed in (0, 1)
     ]
-    assert [one.value for one in runs[0]] != [one.value for one in runs[1]]
+    assert [scored.value for scored in runs[0]] != [scored.value for scored in runs[1]]
 
 
 def test_max_sensitivity_of_a_method_that_does_not_look(constant_method: str) -> None:
     of = bench("timm_vit")
     built = build_method(constant_method, of.view)
-    found = measure("max_sensitivity", of.view, of.images, built.attribute(of.images), method=built, samples=3)
-    assert [one.value for one in found] == [0, 0]
+    result = measure("max_sensitivity", of.view, of.images, built.attribute(of.images), method=built, samples=3)
+    assert [scored.value for scored in result] == [0, 0]
 
 
 # --- infidelity -----------------------------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ def test_infidelity(name: str, method: str, params: dict[str, Any], normalize: b
     maps = built.attribute(of.images, targets)
     spread = build_method(method, of.view, **params, shape="input")
     for sigma, seed in ((0.1, 0), (0.7, 3)):
-        given = {"sigma": sigma, "seed": seed, "samples": samples, "normalize": normalize}
-        found = measure("infidelity", of.view, of.images, maps, targets, method=built, **given)
+        options = {"sigma": sigma, "seed": seed, "samples": samples, "normalize": normalize}
+        result = measure("infidelity", of.view, of.images, maps, targets, method=built, **options)
         drawn = noise("normal", (3, *of.size), range(samples), seed, torch.device("cpu")).double() * sigma
         for i, target in enumerate(targets):
             image = of.images[i : i + 1]
@@ -162,9 +162,9 @@ def test_infidelity(name: str, method: str, params: dict[str, Any], normalize: b
                 return of.logits(images)[:, target]
 
             weights = spread.attribute(image, target)
-            expected = quality.infidelity(score, weights, image, [one[None] for one in drawn], normalize)
+            expected = quality.infidelity(score, weights, image, [values[None] for values in drawn], normalize)
             assert expected > 0
-            assert abs(found[i].value - expected) <= 1e-8 * expected
+            assert abs(result[i].value - expected) <= 1e-8 * expected
             waiting = iter(drawn)
 
             def disturb(images: Tensor, waiting: Any = waiting) -> tuple[Tensor, Tensor]:
@@ -174,34 +174,34 @@ def test_infidelity(name: str, method: str, params: dict[str, Any], normalize: b
             theirs = captum.infidelity(
                 score, disturb, image, weights, n_perturb_samples=samples, max_examples_per_batch=1, normalize=normalize
             )
-            assert abs(found[i].value - float(theirs)) <= 1e-8 * expected
+            assert abs(result[i].value - float(theirs)) <= 1e-8 * expected
 
 
 def test_infidelity_scaled_to_fit_does_not_know_units(constant_method: str) -> None:
     """A map of zeros explains nothing: what is left is the mean square of the score's changes."""
     of = bench("timm_vit")
     built = build_method(constant_method, of.view, level=0.0)
-    found = measure("infidelity", of.view, of.images, built.attribute(of.images), TARGETS, method=built, samples=4)
+    result = measure("infidelity", of.view, of.images, built.attribute(of.images), TARGETS, method=built, samples=4)
     drawn = noise("normal", (3, *of.size), range(4), 0, torch.device("cpu")).double() * 0.1
     for i, target in enumerate(TARGETS):
         image = of.images[i : i + 1]
         changes = of.logits(image)[0, target] - of.logits(image - drawn)[:, target]
-        same(found[i].value, float(changes.square().mean()))
+        same(result[i].value, float(changes.square().mean()))
     maps = build_method("gen_att", of.view).attribute(of.images, TARGETS)
     scaled = [measure("infidelity", of.view, of.images, k * maps, TARGETS, samples=4) for k in (1.0, 1000.0)]
-    for zero, one, other in zip(found, *scaled, strict=True):
-        assert math.isclose(one.value, other.value, rel_tol=1e-8)
-        assert one.value < zero.value, "the best factor is no worse than none"
+    for zero, scored, other in zip(result, *scaled, strict=True):
+        assert math.isclose(scored.value, other.value, rel_tol=1e-8)
+        assert scored.value < zero.value, "the best factor is no worse than none"
 
 
 def test_metrics_of_methods_run_under_inference_mode() -> None:
     of = bench("timm_vit")
     built = build_method("gen_att", of.view)
     for metric in ("max_sensitivity", "infidelity"):
-        usual = measure(
+        unchanged = measure(
             metric, of.view, of.images, built.attribute(of.images, TARGETS), TARGETS, method=built, samples=2
         )
         with torch.inference_mode():
             maps = built.attribute(of.images, TARGETS)
-            found = measure(metric, of.view, of.images, maps, TARGETS, method=built, samples=2)
-        assert found == usual
+            result = measure(metric, of.view, of.images, maps, TARGETS, method=built, samples=2)
+        assert result == unchanged

@@ -64,16 +64,16 @@ def test_batches_add_up_to_the_whole(sizes: list[int]) -> None:
         start = 0
         for size in sizes:
             part = slice(start, start + size)
-            running.update(images[part], maps[part], TARGET, **{name: given[part] for name, given in known.items()})
+            running.update(images[part], maps[part], TARGET, **{name: values[part] for name, values in known.items()})
             start += size
         whole = measure(metric, of.view, images, maps, TARGET, **known, **params)
-        values = [one.value for one in whole if not math.isnan(one.value)]
-        found = running.compute()
-        assert found["n"] == len(values) > 0
-        assert found["low"] <= found["mean"] <= found["high"]
+        values = [score.value for score in whole if not math.isnan(score.value)]
+        result = running.compute()
+        assert result["n"] == len(values) > 0
+        assert result["low"] <= result["mean"] <= result["high"]
         if whole[0].parts is None:
-            assert found["mean"] == pytest.approx(sum(values) / len(values), rel=CLOSE)
-            assert (found["low"], found["high"]) == pytest.approx(
+            assert result["mean"] == pytest.approx(sum(values) / len(values), rel=CLOSE)
+            assert (result["low"], result["high"]) == pytest.approx(
                 quality.bootstrap_interval(values, indices(len(values))), rel=CLOSE
             )
 
@@ -95,13 +95,13 @@ def test_images_that_do_not_count_are_left_out() -> None:
 def test_the_value_of_a_data_set_is_that_of_the_oracle() -> None:
     of = bench("timm_vit_not_square")
     images, maps, (masks, boxes) = images_of(of), maps_of(of), regions_of(of)
-    on = [on_input(one, of.size) for one in maps]
+    on = [on_input(values, of.size) for values in maps]
     running = Running("mean_iou", of.view)
     running.update(images, maps, masks=masks)
-    found = running.compute()
-    same(found["mean"], localization.segmentation_over(on, list(masks))[1])
-    single = [one.value for one in measure("mean_iou", of.view, images, maps, masks=masks)]
-    assert abs(found["mean"] - np.mean(single)) > 1e-4, "it is no mean of values"
+    result = running.compute()
+    same(result["mean"], localization.segmentation_over(on, list(masks))[1])
+    single = [score.value for score in measure("mean_iou", of.view, images, maps, masks=masks)]
+    assert abs(result["mean"] - np.mean(single)) > 1e-4, "it is no mean of values"
     chosen = [
         localization.segmentation_over([on[i] for i in row], [masks[i] for i in row])[1] for row in indices(COUNT)[:40]
     ]
@@ -117,8 +117,8 @@ def test_the_value_of_a_data_set_is_that_of_the_oracle() -> None:
 
 
 def parts_of(metric: str, of: Bench, row: np.ndarray, **known: Any) -> list[list[float] | None]:
-    found = measure(metric, of.view, images_of(of), maps_of(of), **known)
-    return [found[i].parts for i in row]
+    result = measure(metric, of.view, images_of(of), maps_of(of), **known)
+    return [result[i].parts for i in row]
 
 
 def test_the_interval_of_a_data_set_is_that_of_the_oracle() -> None:
@@ -146,10 +146,10 @@ def test_intervals_are_those_of_the_oracle(count: int) -> None:
 @pytest.mark.parametrize("count", [7, 40, 1000])
 def test_intervals_do_not_depend_on_memory(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=count)
-    usual = interval(values, resamples=300)
+    unchanged = interval(values, resamples=300)
     for held in (1, 13 * count, 100 * count):
         monkeypatch.setattr(statistics, "_NUMBERS", held)
-        assert interval(values, resamples=300) == pytest.approx(usual, rel=CLOSE)
+        assert interval(values, resamples=300) == pytest.approx(unchanged, rel=CLOSE)
 
 
 # --- torchmetrics' verbs --------------------------------------------------------------------------------------------
@@ -174,16 +174,16 @@ def test_calling_gives_the_value_of_the_batch() -> None:
     images, maps = images_of(of), maps_of(of)
     running = Running("sparseness", of.view)
     batches = [running(images[:4], maps[:4]), running(images[4:], maps[4:])]
-    values = [one.value for one in measure("sparseness", of.view, images, maps)]
-    assert [one["n"] for one in batches] == [4, 2]
-    assert [one["mean"] for one in batches] == pytest.approx([np.mean(values[:4]), np.mean(values[4:])])
+    values = [score.value for score in measure("sparseness", of.view, images, maps)]
+    assert [summary["n"] for summary in batches] == [4, 2]
+    assert [summary["mean"] for summary in batches] == pytest.approx([np.mean(values[:4]), np.mean(values[4:])])
     assert running.compute()["mean"] == pytest.approx(np.mean(values))
 
 
 def test_running_metrics_are_built_as_measured_ones() -> None:
     of = bench("timm_vit")
-    given = {"protocol": "skipplus"}
-    for metric in ("token_deletion_accuracy(protocol=skipplus)", build_metric("token_deletion_accuracy", **given)):
+    options = {"protocol": "skipplus"}
+    for metric in ("token_deletion_accuracy(protocol=skipplus)", build_metric("token_deletion_accuracy", **options)):
         assert Running(metric, of.view).metric.higher_is_better
     assert Running("token_deletion_accuracy", of.module).metric.higher_is_better is False
     with pytest.raises(VitrailError, match="built already"):
@@ -203,7 +203,7 @@ def test_a_running_metric_of_methods() -> None:
     for i in range(2):
         running.update(of.images[i], maps[i], TARGET, method=method)
     whole = measure("infidelity", of.view, of.images, maps, TARGET, method=method, samples=3)
-    assert running.compute()["mean"] == pytest.approx(np.mean([one.value for one in whole]), rel=1e-6)
+    assert running.compute()["mean"] == pytest.approx(np.mean([score.value for score in whole]), rel=1e-6)
 
 
 def test_states_are_gathered_over_processes() -> None:
@@ -234,17 +234,17 @@ def frame() -> pd.DataFrame:
 
 
 def test_summaries_do_not_count_what_does_not_apply() -> None:
-    found = summarise(frame())
-    assert found[["method", "metric", "n"]].to_numpy().tolist() == [
+    result = summarise(frame())
+    assert result[["method", "metric", "n"]].to_numpy().tolist() == [
         ["a", "insertion", 3],
         ["b", "insertion", 2],
         ["b", "pointing_game", 0],
     ]
-    assert found["mean"].tolist()[:2] == pytest.approx([0.4, 4.0])
+    assert result["mean"].tolist()[:2] == pytest.approx([0.4, 4.0])
     for line, values in ((0, [0.1, 0.4, 0.7]), (1, [3.0, 5.0])):
         expected = quality.bootstrap_interval(values, indices(len(values)))
-        assert (found["low"][line], found["high"][line]) == pytest.approx(expected)
-    assert found.loc[2, ["mean", "low", "high"]].isna().all()
+        assert (result["low"][line], result["high"][line]) == pytest.approx(expected)
+    assert result.loc[2, ["mean", "low", "high"]].isna().all()
     narrow = summarise(frame(), resamples=10, seed=3)
     draws = np.random.default_rng(3).integers(3, size=(10, 3))
     assert (narrow["low"][0], narrow["high"][0]) == pytest.approx(quality.bootstrap_interval([0.1, 0.4, 0.7], draws))
@@ -254,9 +254,9 @@ def test_summaries_keep_apart_what_differs() -> None:
     rows = frame()
     for column in ("params", "explained"):
         other = rows.assign(**{column: "other"}, value=rows["value"] + 1)
-        found = summarise(pd.concat([rows, other]))
-        assert len(found) == 6
-        means = found[found["metric"] == "insertion"].groupby(column)["mean"].max()
+        result = summarise(pd.concat([rows, other]))
+        assert len(result) == 6
+        means = result[result["metric"] == "insertion"].groupby(column)["mean"].max()
         assert means["other"] == pytest.approx(5.0)
     assert len(summarise(rows.drop(columns=["params", "explained"]))) == 3
     assert len(summarise(rows[["metric", "value"]])) == 2
@@ -273,11 +273,11 @@ def test_summaries_combine_parts() -> None:
         rows.append({**common, "metric": "mean_iou", "parts": parts[i]})
         rows.append({**common, "metric": "box_localization(kind=max_box_acc)", "parts": fits[i]})
         rows.append({**common, "metric": "insertion", "value": float(i), "parts": None})
-    found = summarise(pd.DataFrame(rows)).set_index("metric")
+    result = summarise(pd.DataFrame(rows)).set_index("metric")
     total = np.sum(parts, axis=0)
-    assert found["mean"]["mean_iou"] == pytest.approx((total[0] / total[1] + total[2] / total[3]) / 2, rel=CLOSE)
+    assert result["mean"]["mean_iou"] == pytest.approx((total[0] / total[1] + total[2] / total[3]) / 2, rel=CLOSE)
     best = [max(np.mean([fit[t] >= delta for fit in fits]) for t in range(100)) for delta in (0.3, 0.5, 0.7)]
-    assert found["mean"]["box_localization(kind=max_box_acc)"] == pytest.approx(np.mean(best), rel=CLOSE)
-    assert found["mean"]["insertion"] == 1.5
-    assert (found["low"] <= found["mean"]).all()
-    assert (found["n"] == 4).all()
+    assert result["mean"]["box_localization(kind=max_box_acc)"] == pytest.approx(np.mean(best), rel=CLOSE)
+    assert result["mean"]["insertion"] == 1.5
+    assert (result["low"] <= result["mean"]).all()
+    assert (result["n"] == 4).all()

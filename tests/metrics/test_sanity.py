@@ -55,12 +55,12 @@ def changed(view: View, twin: View) -> set[str]:
 
 def of_layer(view: View, parts: tuple[str, ...]) -> set[str]:
     """The parameters of a layer by its names."""
-    known, found = [name for name, _ in view.module.named_parameters()], set[str]()
+    known, result = [name for name, _ in view.module.named_parameters()], set[str]()
     for part in parts:
         own = {name for name in known if name.startswith(part)} or {name for name in known if part in name}
         assert own
-        found |= own
-    return found
+        result |= own
+    return result
 
 
 def test_every_sanity_metric_is_compared_here() -> None:
@@ -112,12 +112,12 @@ def test_both_ways_draw_the_same_weights() -> None:
 def test_a_copy_sees_its_own_weights_and_fingerprint() -> None:
     of = bench("timm_vit")
     with torch.no_grad():
-        usual = of.view.logits(of.images)
+        unchanged = of.view.logits(of.images)
         for twin in randomised(of.view, "independent", 0):
             assert twin.fingerprint() != of.view.fingerprint()
             theirs = twin.module(of.images)
             assert torch.allclose(twin.logits(of.images), theirs, atol=1e-9)
-            assert not torch.allclose(theirs, usual, atol=1e-3)
+            assert not torch.allclose(theirs, unchanged, atol=1e-3)
 
 
 def literal(of: Bench, method: str, params: dict[str, Any], maps: Tensor, way: str, reading: str, seed: int) -> Any:
@@ -134,7 +134,10 @@ def literal(of: Bench, method: str, params: dict[str, Any], maps: Tensor, way: s
 def alike(a: Tensor, b: Tensor, size: tuple[int, int], reading: str) -> float:
     if reading == "rank":
         return quality.rank_correlation(a.abs(), b.abs())
-    up = [interpolate(one[None, None].double(), size, mode="bilinear", align_corners=False)[0, 0] for one in (a, b)]
+    up = [
+        interpolate(saliency[None, None].double(), size, mode="bilinear", align_corners=False)[0, 0]
+        for saliency in (a, b)
+    ]
     return quality.ssim(*up)
 
 
@@ -153,14 +156,14 @@ def test_model_randomization(name: str, method: str, reading: str, way: str) -> 
     built = build_method(method, of.view)
     maps = built.attribute(of.images, TARGETS)
     before = state_of(of.module)
-    given = {"way": way, "reading": reading, "seed": 2}
-    found = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built, **given)
+    options = {"way": way, "reading": reading, "seed": 2}
+    result = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built, **options)
     assert_same_state(before, state_of(of.module))
     expected = literal(of, method, {}, maps, way, reading, 2)
-    for one, points in zip(found, expected, strict=True):
-        assert len(one.curve or ()) == len(points)
-        assert np.allclose(one.curve or (), points, rtol=0, atol=1e-7 if reading == "ssim" else CLOSE)
-        same(one.value, float(np.mean(one.curve or ())))
+    for score, points in zip(result, expected, strict=True):
+        assert len(score.curve or ()) == len(points)
+        assert np.allclose(score.curve or (), points, rtol=0, atol=1e-7 if reading == "ssim" else CLOSE)
+        same(score.value, float(np.mean(score.curve or ())))
 
 
 def test_the_parameters_of_the_method_are_kept() -> None:
@@ -168,9 +171,9 @@ def test_the_parameters_of_the_method_are_kept() -> None:
     params = {"start_layer": 1}
     built = build_method("rollout", of.view, **params)
     maps = built.attribute(of.images)
-    found = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built)
+    result = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built)
     expected = literal(of, "rollout", params, maps, "cascading", "rank", 0)
-    assert np.allclose([one.curve for one in found], expected, atol=CLOSE)
+    assert np.allclose([score.curve for score in result], expected, atol=CLOSE)
     assert not np.allclose(expected, literal(of, "rollout", {}, maps, "cascading", "rank", 0), atol=1e-3)
 
 
@@ -182,9 +185,9 @@ def test_cascading_and_independent_part_after_the_head() -> None:
         measure("model_randomization", of.view, of.images, maps, TARGETS, method=built, way=way)
         for way in ("cascading", "independent")
     )
-    for one, other in zip(cascading, independent, strict=True):
-        assert (one.curve or ())[0] == (other.curve or ())[0], "the head alone"
-        assert all(a != b for a, b in zip((one.curve or ())[1:], (other.curve or ())[1:], strict=True))
+    for score, other in zip(cascading, independent, strict=True):
+        assert (score.curve or ())[0] == (other.curve or ())[0], "the head alone"
+        assert all(a != b for a, b in zip((score.curve or ())[1:], (other.curve or ())[1:], strict=True))
 
 
 @pytest.mark.parametrize("reading", ["rank", "ssim"])
@@ -195,29 +198,29 @@ def test_a_method_that_ignores_the_model_stays_as_it_is(name: str, reading: str,
         built = build_method(method, of.view)
         maps = built.attribute(of.images)
         for way in ("cascading", "independent"):
-            given = {"way": way, "reading": reading}
-            found = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built, **given)
-            for one in found:
-                assert (one.curve or ()) == pytest.approx([1.0] * len(LAYERS[name]), abs=1e-6)
-                assert one.value == pytest.approx(1.0, abs=1e-6)
+            options = {"way": way, "reading": reading}
+            result = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built, **options)
+            for score in result:
+                assert (score.curve or ()) == pytest.approx([1.0] * len(LAYERS[name]), abs=1e-6)
+                assert score.value == pytest.approx(1.0, abs=1e-6)
 
 
 def test_another_seed_of_the_random_method_has_nothing_in_common() -> None:
     of = bench("timm_vit")
     maps = build_method("random", of.view, seed=1).attribute(of.images)
-    found = measure("model_randomization", of.view, of.images, maps, method=build_method("random", of.view))
-    assert all(-0.7 < one.value < 0.7 for one in found)
-    assert all(len(set(one.curve or ())) == 1 for one in found)
+    result = measure("model_randomization", of.view, of.images, maps, method=build_method("random", of.view))
+    assert all(-0.7 < score.value < 0.7 for score in result)
+    assert all(len(set(score.curve or ())) == 1 for score in result)
 
 
 def test_constant_maps_correlate_with_nothing(constant_method: str) -> None:
     of = bench("timm_vit")
     built = build_method(constant_method, of.view)
     maps = built.attribute(of.images)
-    found = measure("model_randomization", of.view, of.images, maps, method=built)
-    assert [one.value for one in found] == [0, 0]
+    result = measure("model_randomization", of.view, of.images, maps, method=built)
+    assert [score.value for score in result] == [0, 0]
     alike = measure("model_randomization", of.view, of.images, maps, method=built, reading="ssim")
-    assert [one.value for one in alike] == pytest.approx([1, 1])
+    assert [score.value for score in alike] == pytest.approx([1, 1])
 
 
 def test_maps_measured_together_are_those_measured_alone() -> None:
@@ -234,9 +237,9 @@ def test_rank_correlation_is_that_of_scipy() -> None:
     for kind in ("pixels", "tied pixels"):
         for seed in range(5):
             a, b = (a_map(kind, (6, 7), (6, 7), seed + i) for i in (0, 50))
-            found = rank_correlation(a, b)
-            same(found, float(scipy.stats.spearmanr(a.flatten(), b.flatten()).statistic))
-            same(found, quality.rank_correlation(a, b))
+            result = rank_correlation(a, b)
+            same(result, float(scipy.stats.spearmanr(a.flatten(), b.flatten()).statistic))
+            same(result, quality.rank_correlation(a, b))
             same(rank_correlation(a, 3 * a + 1), 1.0)
             same(rank_correlation(a, -a), -1.0)
 
@@ -253,18 +256,18 @@ def test_similarity_does_not_know_units() -> None:
 
 def test_completeness_is_what_the_method_measured() -> None:
     of = bench("timm_vit")
-    found = build_method("integrated_gradients", of.view, steps=4).explain(of.images, TARGETS)
-    gaps = found.extras["completeness_gap"]
-    cases = [of.case(found.map[i], TARGETS[i], i, extras={"completeness_gap": float(gaps[i])}) for i in range(2)]
+    result = build_method("integrated_gradients", of.view, steps=4).explain(of.images, TARGETS)
+    gaps = result.extras["completeness_gap"]
+    cases = [of.case(result.map[i], TARGETS[i], i, extras={"completeness_gap": float(gaps[i])}) for i in range(2)]
     scored = Scheduler().run([ask_if_applicable(build_metric("completeness"), case) for case in cases])  # type: ignore[arg-type]
     with torch.no_grad():
         zero = torch.zeros_like(of.images[:1])
-        for i, (one, target) in enumerate(zip(scored, TARGETS, strict=True)):
-            assert one.value == float(gaps[i])
+        for i, (score, target) in enumerate(zip(scored, TARGETS, strict=True)):
+            assert score.value == float(gaps[i])
             gained = of.logits(of.images[i : i + 1])[0, target] - of.logits(zero)[0, target]
             whole = max(1.0, abs(float(of.logits(of.images[i : i + 1])[0, target])))  # the gap is relative to the score
-            same(one.value, quality.completeness_gap(found.map[i], float(gained)) / whole)
-    (nothing,) = Scheduler().run([ask_if_applicable(build_metric("completeness"), of.case(found.map[0]))])  # type: ignore[arg-type]
+            same(score.value, quality.completeness_gap(result.map[i], float(gained)) / whole)
+    (nothing,) = Scheduler().run([ask_if_applicable(build_metric("completeness"), of.case(result.map[0]))])  # type: ignore[arg-type]
     assert np.isnan(nothing.value), "a method that promises nothing is not measured"
 
 
@@ -284,16 +287,16 @@ def test_a_head_of_ones_own_is_randomised_first(name: str) -> None:
 def test_every_layer_is_one_that_the_model_uses(name: str) -> None:
     of = bench(name)
     with torch.no_grad():
-        usual = of.view.logits(of.images)
+        unchanged = of.view.logits(of.images)
         for twin in randomised(of.view, "independent", 0):
-            assert not torch.allclose(twin.logits(of.images), usual, atol=1e-3)
-        assert torch.equal(twin.logits(of.images), usual)
+            assert not torch.allclose(twin.logits(of.images), unchanged, atol=1e-3)
+        assert torch.equal(twin.logits(of.images), unchanged)
 
 
 def test_no_weight_belongs_to_two_layers() -> None:
     for name in ("timm_siglip", "timm_vit", "timm_swin"):
-        seen = [weight.data_ptr() for layer in bench(name).view.layers() for weight in layer]
-        assert len(seen) == len(set(seen))
+        pointers = [weight.data_ptr() for layer in bench(name).view.layers() for weight in layer]
+        assert len(pointers) == len(set(pointers))
 
 
 def test_a_model_of_one_block() -> None:

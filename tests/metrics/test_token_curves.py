@@ -59,12 +59,12 @@ def test_token_curves_of_every_family(name: str) -> None:
     ):
         maps = of.maps(kinds)
         for metric in METRICS:
-            found = measure(metric, of.view, of.images, maps, TARGET, label=label, protocol=protocol, seed=seed)
+            result = measure(metric, of.view, of.images, maps, TARGET, label=label, protocol=protocol, seed=seed)
             for i, values in enumerate(maps):
                 image = of.images[i : i + 1]
                 truth = of.top(image)[0] if label is None else label
-                agrees(found[i], literal(of, image, values, metric, protocol, truth, seed))
-                assert len(found[i].curve or ()) == 10
+                agrees(result[i], literal(of, image, values, metric, protocol, truth, seed))
+                assert len(result[i].curve or ()) == 10
 
 
 @pytest.mark.parametrize("name", ["timm_vit_gap", "timm_deit_distilled"])
@@ -72,8 +72,8 @@ def test_accuracy_curves_see_both_outcomes(name: str) -> None:
     of = bench(name)
     heights = set()
     for metric in ("token_deletion_accuracy", "token_insertion_accuracy"):
-        for one in measure(metric, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
-            heights |= set(one.curve or ())
+        for score in measure(metric, of.view, of.images, of.maps(TOKEN_KINDS), TARGET):
+            heights |= set(score.curve or ())
     assert heights == {0.0, 1.0}
 
 
@@ -94,8 +94,8 @@ def test_taking_patches_out_is_masking_their_keys(name: str) -> None:
         ("token_deletion_aopc", [best[count:] for count in (0, *counts)]),
         ("token_insertion_aopc", [best[:count] for count in (*counts, len(best))]),
     ):
-        (found,) = measure(metric, of.view, image, values, TARGET)
-        for fall, kept in zip(found.curve or (), sets, strict=True):
+        (result,) = measure(metric, of.view, image, values, TARGET)
+        for fall, kept in zip(result.curve or (), sets, strict=True):
             assert abs(fall - (whole - probability(kept))) < CLOSE
 
 
@@ -105,11 +105,11 @@ def test_a_head_that_pools_keeps_the_best_patch_where_a_tenth_is_none() -> None:
         of = bench(name)
         values, image = of.maps(["tokens"])[0], of.images[:1]
         assert of.family.patches == 9
-        (found,) = measure("token_insertion_aopc", of.view, image, values, TARGET)
+        (result,) = measure("token_insertion_aopc", of.view, image, values, TARGET)
         best = int(values.argmax())
         kept = torch.tensor([[best]] if name == "pooled_nine" else [[]], dtype=torch.long)
         alone = masked_logits(of.family, of.module, image, kept).softmax(1)[0, TARGET]
-        assert abs((found.curve or ())[0] - float(of.probabilities(image)[0, TARGET] - alone)) < CLOSE
+        assert abs((result.curve or ())[0] - float(of.probabilities(image)[0, TARGET] - alone)) < CLOSE
 
 
 def test_skipplus_turns_round_what_should_be_small() -> None:
@@ -121,9 +121,9 @@ def test_skipplus_turns_round_what_should_be_small() -> None:
         turned = metric in ("token_deletion_accuracy", "token_insertion_aopc")
         assert build_metric(metric).higher_is_better is not turned
         assert build_metric(metric, protocol="skipplus").higher_is_better
-        for one, other in zip(default, published, strict=True):
-            assert one.curve == other.curve
-            assert other.value == pytest.approx(100 - 90 * one.value if turned else 90 * one.value, rel=CLOSE)
+        for score, other in zip(default, published, strict=True):
+            assert score.curve == other.curve
+            assert other.value == pytest.approx(100 - 90 * score.value if turned else 90 * score.value, rel=CLOSE)
 
 
 @pytest.mark.parametrize("name", ["timm_swin", "torchvision_swinv2", "hf_swin"])
@@ -139,8 +139,8 @@ def test_ties_are_those_of_the_patches() -> None:
     for metric in METRICS:
         for kinds in (TOKEN_KINDS, PIXEL_KINDS):
             maps = of.maps(kinds)
-            for one, values in zip(measure(metric, of.view, of.images, maps, TARGET), maps, strict=True):
-                assert one.extras["ties"] == pytest.approx(tied(on_grid(values, of.family.grid)))
+            for score, values in zip(measure(metric, of.view, of.images, maps, TARGET), maps, strict=True):
+                assert score.extras["ties"] == pytest.approx(tied(on_grid(values, of.family.grid)))
 
 
 def test_pixel_maps_are_averaged_over_patches_of_any_shape() -> None:

@@ -148,8 +148,8 @@ def average_precision(scores: Sequence[float], labels: Sequence[bool]) -> float 
     result, last = 0.0, 0.0
     for threshold in sorted(set(scores.tolist()), reverse=True):
         predicted = scores >= threshold
-        found = int((predicted & labels).sum())
-        recall, precision = found / positives, found / int(predicted.sum())
+        hits = int((predicted & labels).sum())
+        recall, precision = hits / positives, hits / int(predicted.sum())
         result += (recall - last) * precision
         last = recall
     return result
@@ -177,7 +177,7 @@ def segmentation_ap(values: Any, mask: Any, ignore: Any = None, protocol: str = 
 
 def components(region: Any) -> list[list[tuple[int, int]]]:
     """The pixels (row, column) of every component, neighbours touching at a side or a corner, by their first pixel."""
-    left, found = boolean(region).copy(), []
+    left, regions = boolean(region).copy(), []
     for row in range(left.shape[0]):
         for column in range(left.shape[1]):
             if not left[row, column]:
@@ -192,8 +192,8 @@ def components(region: Any) -> list[list[tuple[int, int]]]:
                         if left[near_y, near_x]:
                             left[near_y, near_x] = False
                             waiting.append((near_y, near_x))
-            found.append(pixels)
-    return found
+            regions.append(pixels)
+    return regions
 
 
 def predicted_box(values: Any, threshold: float) -> Box | None:

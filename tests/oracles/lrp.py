@@ -253,11 +253,11 @@ def embedding(family: Family, module: nn.Module, images: Tensor) -> Embedding:
     convolution = next(part for part in parts.values() if isinstance(part, nn.Conv2d))
     named = {name.rpartition(".")[2]: part for name, part in parts.items()}
     pre_norm = named.get("norm_pre", named.get("pre_layrnorm", nn.Identity()))
-    seen: list[Tensor] = []
-    handle = pre_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    recorded: list[Tensor] = []
+    handle = pre_norm.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0]))
     tokens = describe(family, module, images).tokens
     handle.remove()
-    before = (seen[0] if seen else tokens)[:, family.prefix :]
+    before = (recorded[0] if recorded else tokens)[:, family.prefix :]
     patch = convolution.kernel_size[0]
     columns = nn.functional.unfold(images, patch, stride=patch).transpose(1, 2)
     norm = parts.get("patch_embed.norm", nn.Identity())

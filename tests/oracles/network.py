@@ -6,6 +6,7 @@ taken with `torch.autograd.grad`, so no parameter of the module ever gets a `.gr
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -97,10 +98,21 @@ def run(
     output: str = "logit",
     rules: Rules | None = None,
 ) -> Recorded:
-    """Everything of one forward and one backward; `target` (B,) is the class of each image."""
+    """Everything of one forward and one backward; `target` (B,) is the class of each image.
+
+    Oracles ask for the same again and again: what was recorded is kept until a parameter changes.
+    """
+    version = sum(parameter._version for parameter in module.parameters())
+    return _record(family, module, version, images, target, rules or (FROZEN if frozen else PLAIN), output)
+
+
+@functools.lru_cache(maxsize=32)
+def _record(
+    family: Family, module: nn.Module, version: int, images: Tensor, target: Tensor, rules: Rules, output: str
+) -> Recorded:
     recipe = describe(family, module, images)
     tape = Tape()
-    logits = forward(recipe, recipe.tokens.detach().requires_grad_(), rules or (FROZEN if frozen else PLAIN), tape)
+    logits = forward(recipe, recipe.tokens.detach().requires_grad_(), rules, tape)
     y = scalar(logits, target, output)
     names = ("x", "u", "mid", "A")
     wanted = [tensor for name in names for tensor in tape.kept[name]]

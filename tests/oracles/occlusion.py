@@ -19,14 +19,14 @@ Pair = tuple[int, int]
 
 def windows(size: Pair, window: Pair, stride: Pair) -> list[Tensor]:
     """Boolean (H, W), row by row: 1 + ceil((H − w)/t) positions per axis, the last cut at the border."""
-    found = []
+    windows = []
     for i in range(1 + math.ceil((size[0] - window[0]) / stride[0])):
         for j in range(1 + math.ceil((size[1] - window[1]) / stride[1])):
             inside = torch.zeros(size, dtype=torch.bool)
             top, left = i * stride[0], j * stride[1]
             inside[top : top + window[0], left : left + window[1]] = True
-            found.append(inside)
-    return found
+            windows.append(inside)
+    return windows
 
 
 def average(positions: list[Tensor], drops: list[Tensor]) -> Tensor:

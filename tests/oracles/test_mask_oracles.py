@@ -64,13 +64,13 @@ def test_tis_features_are_the_outputs_of_the_blocks(name: str) -> None:
     recipe = describe(family, module, x)
     assert X.shape == (len(recipe.blocks) * recipe.tokens.shape[-1], family.patches)
     if family.library != "hf":
-        seen: list[Tensor] = []
+        recorded: list[Tensor] = []
         blocks = module.get_submodule("blocks" if family.library == "timm" else "encoder.layers")
-        handles = [block.register_forward_hook(lambda _, __, out: seen.append(out)) for block in blocks]
+        handles = [block.register_forward_hook(lambda _, __, out: recorded.append(out)) for block in blocks]
         expected_logits(family, module, x)
         for handle in handles:
             handle.remove()
-        close(X, torch.cat([out[0, family.prefix :].T for out in seen]).detach())
+        close(X, torch.cat([out[0, family.prefix :].T for out in recorded]).detach())
 
 
 @every_family
@@ -211,8 +211,8 @@ def test_vit_cx_map() -> None:
     close(vit_cx.saliency(masks, s, authors=True) * len(masks), S)
     close(vit_cx.vit_cx(p, x, features, noises, 0.2, pcb=False), S * masks.sum(dim=0))
     close(vit_cx.vit_cx(constant(0.3), x, features, noises, 0.2), 0.3)
-    given = vit_cx.vit_cx(p, x, features, None, debias=False, random_masks=masks)
-    close(given, vit_cx.vit_cx(p, x, features, None, 0.2, debias=False))
+    from_random_masks = vit_cx.vit_cx(p, x, features, None, debias=False, random_masks=masks)
+    close(from_random_masks, vit_cx.vit_cx(p, x, features, None, 0.2, debias=False))
     hole = masks.clone()
     hole[:, 2, 3] = 0
     close(vit_cx.saliency(hole, s)[2, 3], 0.0, atol=0)
@@ -294,11 +294,16 @@ def test_score_cam() -> None:
 
 
 @every_family
-def test_atman(name: str) -> None:
+def test_atman_without_suppression_is_the_network(name: str) -> None:
     family, module, x = case(name)
     recipe = describe(family, module, x)
     logits = atman.suppressed_logits(recipe, torch.ones(family.tokens, dtype=DTYPE))
     close(logits.detach(), expected_logits(family, module, x))
+
+
+@some_families
+def test_atman_of_a_network(name: str) -> None:
+    family, module, x = case(name)
     close(atman.atman(family, module, x, 2, factor=1.0, threshold=0.1), 0.0)
     alone = atman.atman(family, module, x, 2, factor=0.1)
     assert alone.abs().max() > 1e-4
@@ -355,8 +360,8 @@ def test_lime() -> None:
     close(weights[:2], [1.0, math.exp(-16)])
     slopes = torch.tensor([1.0, -2.0, 0.0, 0.5, 3.0], dtype=DTYPE)
     values = samples.to(DTYPE) @ slopes + 4
-    found, intercept = shapley.lime(samples, values, ridge=0.0)
-    close(found, slopes)
+    computed, intercept = shapley.lime(samples, values, ridge=0.0)
+    close(computed, slopes)
     assert intercept == pytest.approx(4)
     shrunk, _ = shapley.lime(samples, values, ridge=1.0)
     assert shrunk.norm() < slopes.norm()

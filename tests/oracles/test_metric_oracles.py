@@ -104,12 +104,12 @@ def test_kernels_and_blurs() -> None:
 
 def test_baselines() -> None:
     x, noise = picture(size=(8, 9)), torch.from_numpy(rng(3).random((1, 3, 8, 9)))
-    made = {kind: curves.baseline(x, kind, MEAN, STD, noise) for kind in ("mean", "black", "blur", "random")}
+    baselines = {kind: curves.baseline(x, kind, MEAN, STD, noise) for kind in ("mean", "black", "blur", "random")}
     for c in range(3):
-        same(made["black"][0, c], np.full((8, 9), -MEAN[c] / STD[c]))
-        same(made["mean"][0, c], x[0, c].mean().expand(8, 9))
-        same(made["random"][0, c] * STD[c] + MEAN[c], noise[0, c])
-    same(made["blur"], curves.tis_baseline(x, "blur"))
+        same(baselines["black"][0, c], np.full((8, 9), -MEAN[c] / STD[c]))
+        same(baselines["mean"][0, c], x[0, c].mean().expand(8, 9))
+        same(baselines["random"][0, c] * STD[c] + MEAN[c], noise[0, c])
+    same(baselines["blur"], curves.tis_baseline(x, "blur"))
     same(curves.tis_baseline(x, "random", noise), noise)
     same(curves.tis_baseline(x, "black"), 0 * x)
     same(curves.tis_baseline(x, "mean"), x.mean().expand(x.shape))
@@ -190,10 +190,10 @@ def test_log_odds() -> None:
 
 def test_token_curves() -> None:
     """Twenty patches; the logit of class 0 counts the kept patches below 10, that of class 1 is 4.5."""
-    seen: list[list[int]] = []
+    recorded: list[list[int]] = []
 
     def encode(kept: list[int]) -> Tensor:
-        seen.append(kept)
+        recorded.append(kept)
         return torch.tensor([sum(i < 10 for i in kept), 4.5], dtype=DTYPE)
 
     def p(count: int) -> float:
@@ -201,9 +201,9 @@ def test_token_curves() -> None:
 
     run = functools.partial(curves.token_curve, encode, np.arange(20.0)[::-1], 0)  # patch 0 first
     same_curve(run(), [1] * 3 + [0] * 7, 0.25 / 0.9)  # 10, 8, 6, 4 … of the patches are left
-    assert seen[2] == list(range(2, 20))
+    assert recorded[2] == list(range(2, 20))
     same_curve(run(kind="insertion"), [0] * 2 + [1] * 8, 0.75 / 0.9)
-    assert seen[-1] == list(range(20))
+    assert recorded[-1] == list(range(20))
     same([run(kind=kind, protocol="skipplus")[1] for kind in ("deletion", "insertion")], [75, 75])
     left = {"deletion": [10, 8, 6, 4, 2, 0, 0, 0, 0, 0], "insertion": [2, 4, 6, 8, 10, 10, 10, 10, 10, 10]}
     for kind, counts in left.items():
@@ -213,7 +213,7 @@ def test_token_curves() -> None:
         turned = 100 * area if kind == "deletion" else 100 - 100 * area
         same_curve(run(kind=kind, reading="aopc", protocol="skipplus"), drops, turned)
     curves.token_curve(encode, np.zeros(20), 0, tie=list(range(20))[::-1])
-    assert seen[-9] == list(range(18))
+    assert recorded[-9] == list(range(18))
 
 
 def test_pointing_game() -> None:
@@ -288,9 +288,9 @@ def test_average_precision_by_hand() -> None:
 def test_components_as_scipy(seed: int) -> None:
     region = mask(seed, (12, 15), 0.35)
     labels, count = scipy.ndimage.label(region, structure=np.ones((3, 3)))
-    found = localization.components(region)
-    assert len(found) == count
-    for number, pixels in enumerate(found, start=1):
+    regions = localization.components(region)
+    assert len(regions) == count
+    for number, pixels in enumerate(regions, start=1):
         assert sorted(pixels) == [tuple(pixel) for pixel in np.argwhere(labels == number).tolist()]
     measure = pytest.importorskip("skimage.measure")
     properties = measure.regionprops(measure.label(region, connectivity=2))
@@ -304,9 +304,9 @@ def test_boxes() -> None:
     assert [box(values, t) for t in (0, 0.5, 1)] == [(0, 0, 5, 4), (3, 0, 5, 2), (0, 1, 1, 3)]
     assert [box(np.ones((2, 2)), t) for t in (0, 0.1)] == [(0, 0, 2, 2), None]
     truths = [(0, 0, 1, 4), (3, 0, 5, 3)]
-    found = functools.partial(localization.box_localization, values, truths, 0.5)
+    localise = functools.partial(localization.box_localization, values, truths, 0.5)
     same(
-        [found(0.6, 3, 3), found(0.7, 3, 3), found(0.6, 3, 4)],
+        [localise(0.6, 3, 3), localise(0.7, 3, 3), localise(0.6, 3, 4)],
         [(2 / 3, True, True), (2 / 3, False, False), (2 / 3, True, False)],
     )
     assert localization.box_localization(np.ones((4, 5)), truths, 0.5) == (0, False, False)

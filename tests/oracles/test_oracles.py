@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,13 @@ from tests.oracles.recipe import describe
 from torch import Tensor, nn
 
 BATCH = 2
+
+
+def few(names: list[str], step: int) -> list[Any]:
+    """One name of ``step``; the others are marked full."""
+    return [pytest.param(name, marks=() if i % step == 0 else pytest.mark.full) for i, name in enumerate(names)]
+
+
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -34,16 +42,6 @@ def test_keeping_every_patch_gives_the_model_itself(name: str) -> None:
     family, module, x = case(name)
     keep = torch.arange(family.patches).expand(BATCH, -1)
     torch.testing.assert_close(masked_logits(family, module, x, keep), expected_logits(family, module, x))
-
-
-@every_family
-def test_single_precision_works_too(name: str) -> None:
-    family, module, x = FAMILIES[name], build(name), images(name, BATCH)
-    keep = torch.arange(family.patches).expand(BATCH, -1)
-    expected = expected_logits(family, module, x)
-    torch.testing.assert_close(masked_logits(family, module, x, keep), expected, atol=1e-4, rtol=1e-4)
-    contributions, bias = decompose(family, module, x, 0)
-    torch.testing.assert_close(contributions.sum(dim=1) + bias, expected, atol=1e-3, rtol=1e-3)
 
 
 @every_family
@@ -120,7 +118,7 @@ def test_no_parameter_is_left_at_a_constant(name: str) -> None:
     assert not constant
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *HIERARCHICAL])
+@pytest.mark.parametrize("name", few([*FAMILIES, *HIERARCHICAL], 6))
 def test_families_are_reproducible_and_leave_the_random_state_alone(name: str) -> None:
     before = torch.random.get_rng_state()
     module, x = build(name), images(name, BATCH)

@@ -63,20 +63,20 @@ def cosine_distances(masks: Tensor) -> Tensor:
 def clusters(distances: Tensor, delta: float) -> list[list[int]]:
     """Complete linkage: merge the two clusters whose largest pairwise distance is least, as long as it is < δ."""
     table = distances.tolist()
-    found = [[i] for i in range(len(table))]
-    while len(found) > 1:
+    groups = [[i] for i in range(len(table))]
+    while len(groups) > 1:
         linkages = [
-            (max(table[i][j] for i in found[a] for j in found[b]), a, b)
-            for a in range(len(found))
-            for b in range(a + 1, len(found))
+            (max(table[i][j] for i in groups[a] for j in groups[b]), a, b)
+            for a in range(len(groups))
+            for b in range(a + 1, len(groups))
         ]
         distance, a, b = min(linkages)
         if not distance < delta:
             break
-        found[a] = sorted(found[a] + found[b])
-        del found[b]
-        found.sort()
-    return found
+        groups[a] = sorted(groups[a] + groups[b])
+        del groups[b]
+        groups.sort()
+    return groups
 
 
 def cluster_masks(masks: Tensor, groups: list[list[int]], how: str = "mean") -> Tensor:
