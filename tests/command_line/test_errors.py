@@ -21,7 +21,7 @@ from vitrail.cli.program import main
 
 WRONG: dict[str, tuple[list[str], str]] = {
     "no image": (["nowhere.png"], "nowhere.png' was not found"),
-    "empty folder": (["empty"], "No image found"),
+    "empty folder": (["empty"], "no image found"),
     "not an image": (["notes.txt"], "is not an image"),
     "corrupt": (["corrupt.png"], "truncated or corrupt"),
     "too large": (["large.png"], "12,000 × 12,000 pixels, expected at most 64,000,000: shrink it first"),
