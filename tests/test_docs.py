@@ -290,11 +290,14 @@ def test_public_names_are_in_the_reference(package: str) -> None:
 
 
 def wording(node: ast.AST) -> str | None:
-    """A string of the source with … in place of the values filled in."""
+    """A string of the source with … in place of the values filled in; what registries hold is a method."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "method" if "self.kind" in ast.unparse(part) else "…"
+            for part in node.values
+        )
     return None
 
 

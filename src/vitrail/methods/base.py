@@ -152,7 +152,7 @@ class Method:
         self._check(attribution, len(batch))
         if not attribution.map.isfinite().all():
             check_finite(self.model, (yield Logits(batch)))
-            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
+            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float64.")
         return Attribution(
             at_least_single(attribution.map.detach()),
             {name: at_least_single(values.detach()) for name, values in attribution.extras.items()},
