@@ -1,7 +1,7 @@
-"""What DecompX from every start layer costs, in plain forward passes of the same batch.
+"""Cost of DecompX from every start layer, in plain forward passes of the same batch.
 
 Run: python benchmarks/decompx.py [--model vit_small_patch16_224] [--batch 4] [--repeats 15] [--device cpu]
-The two are timed by turns in one process; the ratio of the medians is what counts.
+The two are timed alternately in one process; the number to look at is the ratio of the medians.
 """
 
 from __future__ import annotations

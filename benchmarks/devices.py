@@ -1,8 +1,8 @@
-"""Whether mask methods say the same on another device: the rank correlation of their maps with those on the CPU.
+"""Whether mask methods give the same maps on another device: rank correlation with the maps on the CPU.
 
 Run: python benchmarks/devices.py [--device cuda] [--model scenes] [--images 3]
-Each method runs with its defaults and one seed: masks, clusters and noise must be the same everywhere, and only
-rounding may differ. The second run on the device must give the same bits as the first.
+Each method runs with its defaults and one seed: masks, clusters and noise must be the same on every device, and only
+rounding may differ. A second run on the device must be bitwise identical to the first.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def main() -> None:
     parser.add_argument("--model", default="scenes")
     parser.add_argument("--images", type=int, default=3)
     options = parser.parse_args()
-    here, there = (vitrail.load(options.model, device=device) for device in ("cpu", options.device))
+    reference, view = (vitrail.load(options.model, device=device) for device in ("cpu", options.device))
     pictures = [Image.fromarray(scene.image) for scene in Scenes(options.images, seed=0)]
-    images = torch.stack([here.preprocess(picture) for picture in pictures])
+    images = torch.stack([reference.preprocess(picture) for picture in pictures])
     known = list_methods()
-    for name in supported_methods(here):
+    for name in supported_methods(reference):
         if known[name].family != "mask":
             continue
-        first = explained(there, name, images)
-        same = torch.equal(first, explained(there, name, images))
-        pairs = zip(explained(here, name, images), first, strict=True)
-        agreement = [float(spearmanr(one.flatten(), other.flatten()).statistic) for one, other in pairs]
-        told = "the same bits again" if same else "not the same bits again"
-        print(f"{name}: rank correlation at least {min(agreement):.4f}; {told}", flush=True)
+        maps = attribute(view, name, images)
+        identical = torch.equal(maps, attribute(view, name, images))
+        pairs = zip(attribute(reference, name, images), maps, strict=True)
+        agreement = [float(spearmanr(expected.flatten(), actual.flatten()).statistic) for expected, actual in pairs]
+        repeated = "bitwise identical" if identical else "NOT bitwise identical"
+        print(f"{name}: rank correlation at least {min(agreement):.4f}; second run {repeated}", flush=True)
 
 
-def explained(view: View, name: str, images: torch.Tensor) -> torch.Tensor:
+def attribute(view: View, name: str, images: torch.Tensor) -> torch.Tensor:
     return build_method(name, view).attribute(images, 0).cpu()
 
 

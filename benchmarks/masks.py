@@ -1,10 +1,10 @@
-"""What mask methods cost beyond the forward passes they need.
+"""Overhead of the mask methods over the forward passes they need.
 
 Run: python benchmarks/masks.py [--model vit_tiny_patch16_224] [--masks 1024] [--delta 0.02] [--device cpu]
-TIS is compared with its bare encodes of half of the tokens at the best of several chunk sizes, ViT-CX with its bare
-2K + 1 forwards, in one run, the best of three each; memory is what one call adds to the peak of a process that has
-loaded the model and explained nothing before. On CUDA both run in bf16 and in fp32 as well, their maps are compared by
-rank, and 64 images are explained together.
+TIS is compared with bare encodes of half of the tokens at the best of several chunk sizes, ViT-CX with 2K + 1 bare
+forward passes, in one process, best of three. Memory is what one call adds to the peak of a fresh process that has
+loaded the model. On CUDA both run in bf16 and in fp32, their maps are compared by rank correlation, and 64 images are
+explained in one batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from timing import best, seconds
 import vitrail
 from vitrail.data import Scenes
 from vitrail.methods.registry import build_method
-from vitrail.models.vit import ViT, unchanged
+from vitrail.models.vit import ViT
 
 CHUNKS = (16, 32, 64, 128)
 
@@ -37,7 +37,7 @@ def main() -> None:
     options = parser.parse_args()
     calls = {"tis": {"masks": options.masks}, "vit_cx": {"delta": options.delta}}
     cuda = options.device == "cuda"
-    # before this process grows: a new process starts with the peak of the one that started it
+    # measured first: a child process inherits the peak memory of its parent
     memory = {} if cuda else {name: memory_of(options.model, name, params) for name, params in calls.items()}
     view, image = prepared(options.model, options.device)
     print(f"{options.model} (random weights), {options.device}, {torch.get_num_threads()} threads")
@@ -45,11 +45,10 @@ def main() -> None:
         for name, params in calls.items():
             compare_precisions(view, image, name, params)
         return
-    with unchanged():  # as the methods have it: the weights are read once
-        measure_tis(view, image, options.masks)
-        measure_vit_cx(view, image, options.delta)
+    measure_tis(view, image, options.masks)
+    measure_vit_cx(view, image, options.delta)
     for name, added in memory.items():
-        print(f"{name}, alone in a new process: peak memory + {added:.0f} MB")
+        print(f"{name} in a fresh process: peak memory + {added:.0f} MB")
 
 
 def prepared(model: str, device: str) -> tuple[ViT, torch.Tensor]:
@@ -59,7 +58,7 @@ def prepared(model: str, device: str) -> tuple[ViT, torch.Tensor]:
 
 
 def memory_of(model: str, name: str, params: dict[str, float]) -> float:
-    """MB that one call adds to the peak of a new process with the model."""
+    """MB that one call adds to the peak memory of a fresh process with the model."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
         return processes.submit(added_by, model, name, params).result()
 
@@ -72,14 +71,14 @@ def added_by(model: str, name: str, params: dict[str, float]) -> float:
 
 
 def compare_precisions(view: ViT, image: torch.Tensor, name: str, params: dict[str, float]) -> None:
-    """One image in bf16 and fp32, ranks of the two maps, 64 images together; the best of several runs each."""
-    maps, told = {}, []
+    """One image in bf16 and fp32, the rank correlation of the two maps, and 64 images in one batch."""
+    maps, timings = {}, []
     for precision in ("full", "auto"):
         method = build_method(name, view, precision=precision, **params)
-        found = [method.explain(image, 0) for _ in range(3)][-1]  # warm
-        maps[precision] = found.map.flatten().cpu()
+        attribution = [method.explain(image, 0) for _ in range(3)][-1]  # warm-up
+        maps[precision] = attribution.map.flatten().cpu()
         spent = min(seconds(lambda method=method: method.explain(image, 0)) for _ in range(10))
-        told.append(f"{'bf16' if precision == 'auto' else 'fp32'} {1000 * spent:.1f} ms")
+        timings.append(f"{'bf16' if precision == 'auto' else 'fp32'} {1000 * spent:.1f} ms")
     pictures = [Image.fromarray(scene.image) for scene in Scenes(64, seed=1)]
     images = torch.stack([view.preprocess(picture) for picture in pictures]).to(image.device)
     method.explain(images, 0)
@@ -87,7 +86,7 @@ def compare_precisions(view: ViT, image: torch.Tensor, name: str, params: dict[s
     rate = 64 / seconds(lambda: method.explain(images, 0))
     agreement = spearmanr(maps["full"], maps["auto"]).statistic
     peak_memory = torch.cuda.max_memory_allocated() / 2**30
-    print(f"{name} ({int(found.extras['masks'])} masks): {', '.join(told)}; rank correlation {agreement:.6f}")
+    print(f"{name} ({int(attribution.extras['masks'])} masks): {', '.join(timings)}; rank correlation {agreement:.6f}")
     print(f"  64 images in bf16: {rate:.1f} images/s, peak memory {peak_memory:.1f} GiB")
 
 
@@ -103,13 +102,13 @@ def measure_tis(view: ViT, image: torch.Tensor, masks: int) -> None:
 
         floor = min(best(lambda c=chunk: bare(c)) for chunk in CHUNKS)
     spent = best(lambda: build_method("tis", view, masks=masks).attribute(image, 0))
-    print(f"tis, {masks} masks: {spent:.2f} s; its bare encodes {floor:.2f} s; ratio {spent / floor:.2f}")
+    print(f"tis, {masks} masks: {spent:.2f} s; bare encodes {floor:.2f} s; ratio {spent / floor:.2f}")
 
 
 def measure_vit_cx(view: ViT, image: torch.Tensor, delta: float) -> None:
-    method, found = build_method("vit_cx", view, delta=delta), []
-    spent = best(lambda: found.append(method.explain(image, 0)))
-    forwards = 2 * int(found[0].extras["masks"]) + 1
+    method, attributions = build_method("vit_cx", view, delta=delta), []
+    spent = best(lambda: attributions.append(method.explain(image, 0)))
+    forwards = 2 * int(attributions[0].extras["masks"]) + 1
     with torch.inference_mode():
 
         def bare(chunk: int) -> None:
@@ -117,8 +116,10 @@ def measure_vit_cx(view: ViT, image: torch.Tensor, delta: float) -> None:
                 view.logits(image.expand(min(chunk, forwards - start), -1, -1, -1))
 
         floor = min(best(lambda c=chunk: bare(c)) for chunk in CHUNKS)
-    told = f"vit_cx, {forwards // 2} masks: {spent:.2f} s; its {forwards} forwards {floor:.2f} s"
-    print(f"{told}; ratio {spent / floor:.2f}")
+    print(
+        f"vit_cx, {forwards // 2} masks: {spent:.2f} s; {forwards} bare forwards {floor:.2f} s; "
+        f"ratio {spent / floor:.2f}"
+    )
 
 
 def peak() -> float:

@@ -1,8 +1,8 @@
-"""What every method costs, in plain forward passes of the same batch, and DecompX against its literal form.
+"""Cost of every method in plain forward passes of the same batch, and DecompX against its literal form.
 
 Run: python benchmarks/methods.py [--model vit_small_patch16_224] [--batch 4] [--repeats 5] [--methods '*']
-Each method and a plain forward (inference mode, fused attention) are timed by turns in one process; the median of the
-paired ratios is printed. The literal forward decomposition is the one that the tests compare with.
+Each method and a plain forward pass (inference mode, fused attention) are timed alternately in one process; the median
+of the paired ratios is printed. The literal forward decomposition is the oracle of the tests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.families import Family
 from tests.oracles.decompx import decompose
 
-MANY = 120  # passes; methods that need more are measured elsewhere
+MANY = 120  # passes; benchmarks/masks.py measures methods that need more
 
 
 def main() -> None:
@@ -38,9 +38,9 @@ def main() -> None:
     module = timm.create_model(options.model, pretrained=False).eval()
     view = vitrail.wrap(module)
     images, target = torch.randn(options.batch, 3, *view.size), torch.arange(options.batch)
-    print(f"{options.model}, batch {options.batch}, {torch.get_num_threads()} threads; in plain forwards:")
+    print(f"{options.model}, batch {options.batch}, {torch.get_num_threads()} threads; cost in forward passes:")
     for name, info in vitrail.list_methods(options.methods).items():
-        if sum(info.cost) > MANY:  # see benchmarks/masks.py
+        if sum(info.cost) > MANY:
             continue
         method = build_method(name, view)
         repeats = 1 if sum(info.cost) > 10 else options.repeats
@@ -56,7 +56,7 @@ def forward(module: torch.nn.Module, images: torch.Tensor) -> None:
 
 
 def paired(function: Callable[[], object], reference: Callable[[], object], repeats: int) -> float:
-    """The median over alternating runs of one time over the other; both warmed up."""
+    """The median ratio of the two times over alternating runs, after a warm-up."""
     function(), reference()
     return statistics.median(seconds(function) / seconds(reference) for _ in range(repeats))
 
@@ -68,12 +68,12 @@ def literal(name: str = "vit_tiny_patch16_224", size: int = 224) -> None:
     family = Family(name, lambda: module, (size, size), view.grid, view.num_prefix, "timm")
     images = torch.randn(1, 3, size, size)
     method = build_method("decompx.plus", view)
-    slow = seconds(lambda: [decompose(family, module, images, layer) for layer in range(view.num_layers)])
-    quick = statistics.median(seconds(lambda: method.attribute(images, 0)) for _ in range(5))
+    literal_seconds = seconds(lambda: [decompose(family, module, images, layer) for layer in range(view.num_layers)])
+    method_seconds = statistics.median(seconds(lambda: method.attribute(images, 0)) for _ in range(5))
     print(
-        f"{name} at {size} px: literal decomposition from all layers {slow:.1f} s, decompx.plus {quick:.3f} s: ", end=""
+        f"{name} at {size} px: literal decomposition from all layers {literal_seconds:.1f} s, "
+        f"decompx.plus {method_seconds:.3f} s, speed-up {literal_seconds / method_seconds:.0f}×"
     )
-    print(f"{slow / quick:.0f} times")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What curves cost beyond the forward passes they need.
+"""Overhead of the curve metrics over the forward passes they need.
 
 Run: python benchmarks/metrics.py [--model vit_tiny_patch16_224] [--images 2] [--device cpu]
-Insertion and deletion (224 steps each), perturbation curves (21 levels, both orders) and token curves of given maps are
-compared with the same number of bare forwards, on whole images or on subsets of the same sizes, at the best of several
-chunk sizes, in one run; the best of three each, after a warm-up.
+Insertion and deletion (224 steps each), perturbation curves (21 levels, both orders) and token curves of random maps
+are compared with the same number of bare forward passes, on full images or on token subsets of the same sizes, at the
+best of several chunk sizes, in one process; best of three after a warm-up.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from timing import best
 
 import vitrail
 from vitrail.data import Scenes
-from vitrail.engine.scheduler import together
+from vitrail.engine.scheduler import Scheduler
 from vitrail.metrics import Case, build_metric
-from vitrail.metrics.base import asked_all
+from vitrail.metrics.base import ask_if_applicable
 from vitrail.models.vit import ViT
 
 PIXELS = ("insertion", "deletion", "positive_auc", "negative_auc", "aopc", "log_odds")
@@ -43,19 +43,26 @@ def main() -> None:
     pixels, tokens = 2 * 225 + 2 * 21, 20
     measured = best(lambda: curves(view, images, PIXELS))
     bare = min(best(lambda c=chunk: forwards(view, images, pixels, c)) for chunk in CHUNKS[options.device])
-    told = f"{pixels * len(images)} masked images: {measured:.2f} s; bare forwards {bare:.2f} s"
-    print(f"{told}; ratio {measured / bare:.3f}")
+    print(
+        f"{pixels * len(images)} masked images: {measured:.2f} s; bare forwards {bare:.2f} s; "
+        f"ratio {measured / bare:.3f}"
+    )
     measured = best(lambda: curves(view, images.repeat(20, 1, 1, 1), TOKENS))
     bare = min(best(lambda c=chunk: subsets(view, images.repeat(20, 1, 1, 1), c)) for chunk in CHUNKS[options.device])
-    told = f"{tokens * 20 * len(images)} token sets: {measured:.2f} s; bare encodes {bare:.2f} s"
-    print(f"{told}; ratio {measured / bare:.3f}")
+    print(
+        f"{tokens * 20 * len(images)} token sets: {measured:.2f} s; bare encodes {bare:.2f} s; "
+        f"ratio {measured / bare:.3f}"
+    )
 
 
 def curves(view: ViT, images: torch.Tensor, names: tuple[str, ...]) -> None:
     maps = torch.randn(len(images), *view.grid, generator=torch.Generator().manual_seed(0)).to(images.device)
     metrics = [build_metric(name, precision="full") for name in names]
-    cases = [Case(view, image[None], one, 0, 0, 0) for image, one in zip(images, maps, strict=True)]
-    together([asked_all(metrics, case) for case in cases])
+    cases = [
+        Case(view=view, pixels=image[None], map=values, target=0, predicted=0, label=0)
+        for image, values in zip(images, maps, strict=True)
+    ]
+    Scheduler().run([ask_if_applicable(metric, case) for case in cases for metric in metrics])
 
 
 def forwards(view: ViT, images: torch.Tensor, each: int, chunk: int) -> None:
@@ -66,7 +73,7 @@ def forwards(view: ViT, images: torch.Tensor, each: int, chunk: int) -> None:
 
 
 def subsets(view: ViT, images: torch.Tensor, chunk: int) -> None:
-    """The ten sizes of deletion and the ten of insertion, images together."""
+    """The ten subset sizes of deletion and the ten of insertion, all images in one batch."""
     patches = view.grid[0] * view.grid[1]
     counts = [patches - step * patches // 10 for step in range(10)] + [step * patches // 10 for step in range(1, 11)]
     with torch.inference_mode():

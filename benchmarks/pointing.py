@@ -1,8 +1,9 @@
-"""How often methods point at the right one of two objects: scenes with two shapes, each asked for once.
+"""How often methods point at the right one of two objects: scenes with two shapes, each explained once.
 
 Run: python benchmarks/pointing.py [--methods tis,vit_cx,rise] [--scenes 200] [--device auto]
-A hit: the largest patch of the map (of pixel maps the mean over each patch) overlaps the mask of the shape asked for.
-"Both" counts the scenes in which both maps hit, "pixel" the maps whose largest value, enlarged bilinearly, is on it.
+A hit: the maximum patch of the map (pixel maps are averaged over each patch) overlaps the mask of the target shape.
+"both" is the share of scenes in which both maps hit, "pixel" the share of maps whose maximum, after bilinear
+upsampling, lies on the shape.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ def main() -> None:
         for scene in Scenes(options.scenes, seed=77, objects=2):
             image = view.preprocess(Image.fromarray(scene.image))
             maps = method.attribute(torch.stack([image, image]), [item.label for item in scene.objects]).cpu()
-            hits.append([hit(one, torch.from_numpy(item.mask)) for one, item in zip(maps, scene.objects, strict=True)])
+            pairs = zip(maps, scene.objects, strict=True)
+            hits.append([hit(values, torch.from_numpy(item.mask)) for values, item in pairs])
         patch, pixel = np.moveaxis(np.array(hits), -1, 0)  # (scenes, objects) each
         print(f"{call}: hit {patch.mean():.1%}, both {patch.all(1).mean():.1%}, pixel {pixel.mean():.1%}", flush=True)
 
 
 def hit(values: Tensor, mask: Tensor) -> tuple[bool, bool]:
-    """Whether the largest patch of a map touches the mask, and whether its largest pixel is on it."""
+    """Whether the maximum patch of a map overlaps the mask, and whether its maximum pixel lies on it."""
     grid, size = (8, 8), (mask.shape[0], mask.shape[1])
     patches = F.adaptive_avg_pool2d(values[None], grid).flatten()
     touched = F.adaptive_max_pool2d(mask[None].float(), grid).flatten()

@@ -1,4 +1,4 @@
-"""What the benchmarks share."""
+"""Timing helpers shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """How long a call takes, the device's work included."""
+    """Wall-clock time of a call, including work queued on the GPU."""
     start = time.perf_counter()
     function()
     if torch.cuda.is_available():
@@ -18,6 +18,6 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def best(function: Callable[[], object], times: int = 3) -> float:
-    """The shortest of several calls, after one to warm up."""
+    """The shortest of several calls, after a warm-up call."""
     function()
     return min(seconds(function) for _ in range(times))

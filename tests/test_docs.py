@@ -1,4 +1,4 @@
-"""The documentation says what is true: its code runs, its commands parse, its tables and messages are current."""
+"""The documentation is true: its code runs, its commands parse, its tables, messages and file names are current."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ import timm
 import torch
 import typer
 from tests.app.serving import subprocess_server
+from tests.test_layers import BASE, ROOMS
 from typer.testing import CliRunner
 
 import vitrail
 from vitrail.bench.plan import Plan
 from vitrail.cli.program import app
-from vitrail.methods import registry
-from vitrail.metrics import base as metrics_base
+from vitrail.methods.registry import METHODS
+from vitrail.metrics.base import METRICS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -40,13 +41,13 @@ WEB = DOCS / "web.md"
 PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")  # the one in the pages' pictures
 FENCE = re.compile(r"^( *)```(\{[^}\n]*\}|\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "sh", "toml", "csv", "text", "theirs"}
-SMALL = {"embed_dim": 48, "num_heads": 3}  # what stands in for a larger ViT than "tiny"
-DEAR = ("--score", "--curves", "bench", "report", "serve", "--data")  # commands with these are read and not run
+SMALL = {"embed_dim": 48, "num_heads": 3}  # stands in for any ViT larger than "tiny"
+EXPENSIVE = ("--score", "--curves", "bench", "report", "serve", "--data")  # commands with these are parsed, not run
 
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of code on a page."""
+    """A code block of a page."""
 
     page: Path
     line: int
@@ -57,12 +58,12 @@ class Block:
 @cache
 def blocks(page: Path) -> tuple[Block, ...]:
     text = page.read_text(encoding="utf-8")
-    found = []
+    fences = []
     for fence in FENCE.finditer(text):
         language = "theirs" if ".theirs" in fence[2] else fence[2]
         code = re.sub(rf"^{fence[1]}", "", fence[3], flags=re.MULTILINE)
-        found.append(Block(page, text[: fence.start()].count("\n") + 1, language, code))
-    return tuple(found)
+        fences.append(Block(page, text[: fence.start()].count("\n") + 1, language, code))
+    return tuple(fences)
 
 
 def having(language: str) -> list[Path]:
@@ -74,40 +75,48 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_block_says_what_it_is(page: Path) -> None:
+def test_every_block_has_a_known_language(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
     assert page.read_text(encoding="utf-8").count("```") == 2 * len(blocks(page))
 
 
-# What the pages speak of
+# Code
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every file that the pages name."""
+    root = tmp_path_factory.mktemp("files")
+    shutil.copy(PHOTO, root / "photo.jpg")
+    shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", root)
+    (root / "photos").mkdir()
+    for number in (1, 2):
+        shutil.copy(PHOTO, root / "photos" / f"{number}.jpg")
+    (root / "labels.txt").write_text("".join(f"thing {i}\n" for i in range(10)), encoding="utf-8")
+    module = timm.create_model("deit_tiny_patch16_224", num_classes=10)
+    safetensors.torch.save_file(module.state_dict(), root / "w.safetensors")
+    return root
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with every file that the pages name, and hubs that answer without a network."""
+def folder(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a reader: the files that the pages name, and hubs that answer without a network."""
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    shutil.copy(PHOTO, tmp_path / "photo.jpg")
-    shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", tmp_path)
-    (tmp_path / "photos").mkdir()
-    for number in (1, 2):
-        shutil.copy(PHOTO, tmp_path / "photos" / f"{number}.jpg")
-    (tmp_path / "labels.txt").write_text("".join(f"thing {i}\n" for i in range(10)), encoding="utf-8")
     answer_for_timm(monkeypatch)
     answer_for_hugging_face(monkeypatch)
     answer_for_torchvision(monkeypatch)
-    module = timm.create_model("deit_tiny_patch16_224", num_classes=10)
-    safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
     return tmp_path
 
 
 def answer_for_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of the hub give small networks of the same family with random weights."""
+    """Names on the hub give small networks of the same family with random weights."""
     build = timm.create_model
 
-    def create_model(name: str, pretrained: bool = False, **given: Any) -> torch.nn.Module:
+    def create_model(name: str, pretrained: bool = False, **arguments: Any) -> torch.nn.Module:
         small = SMALL if name.startswith(("vit_", "deit")) and "tiny" not in name else {}
-        return build(name, pretrained=False, **{**small, **given})
+        return build(name, pretrained=False, **{**small, **arguments})
 
     monkeypatch.setattr(timm, "create_model", create_model)
 
@@ -121,8 +130,8 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
             hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, id2label=names,
             label2id={name: i for i, name in names.items()},
         )  # fmt: skip
-        made = transformers.ViTForImageClassification(config).eval()
-        return (made, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else made
+        module = transformers.ViTForImageClassification(config).eval()
+        return (module, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else module
 
     monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", model)
     monkeypatch.setattr(
@@ -134,31 +143,26 @@ def answer_for_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchvision import models
 
     build = models.get_model
-    monkeypatch.setattr(models, "get_model", lambda name, weights=None, **given: build(name, weights=None, **given))
+    monkeypatch.setattr(models, "get_model", lambda name, weights=None, **arguments: build(name, **arguments))
 
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    """Methods and metrics that a page adds are gone after it."""
-    registries: list[dict[str, Any]] = [registry._registered(), metrics_base._registered()]
-    before = [dict(known) for known in registries]
-    yield
-    for known, old in zip(registries, before, strict=True):
-        known.clear()
-        known.update(old)
-    registry.compose.cache_clear()
+    """Methods and metrics that a page registers are removed after it."""
+    with METHODS.scope(), METRICS.scope():
+        yield
 
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Where the code of a page lives: dataclasses look their module up by name."""
-    made = types.ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", made)
-    return made
+    """The module that the code of a page runs in: dataclasses look it up by name."""
+    page = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", page)
+    return page
 
 
 def run(block: Block, module: types.ModuleType) -> None:
-    code = "\n" * block.line + block.code  # so that a traceback names the line of the page
+    code = "\n" * block.line + block.code  # a traceback shows the line of the page
     exec(compile(code, str(block.page), "exec"), module.__dict__)
 
 
@@ -172,13 +176,13 @@ def test_python_runs(page: Path, module: types.ModuleType) -> None:
 
 
 def test_clients_talk_to_the_server(folder: Path, module: types.ModuleType) -> None:
-    """The page on the server: its Python and its curl, with the port of a server that is there."""
+    """The clients of the server page, in Python and curl, against a running server."""
     with subprocess_server(folder / "log", "--model", "photo") as served:
         for block in blocks(WEB):
-            here = replace(block, code=block.code.replace("http://127.0.0.1:8000", served.url))
+            block = replace(block, code=block.code.replace("http://127.0.0.1:8000", served.url))
             if block.language == "python":
-                run(here, module)
-            for line in here.code.splitlines():
+                run(block, module)
+            for line in block.code.splitlines():
                 if line.startswith("curl ") and shutil.which("curl"):
                     answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
                     assert '"error"' not in answer.stdout
@@ -205,7 +209,7 @@ def is_cheap(words: list[str]) -> bool:
     if words[:2] == ["reproduce", "--list"]:
         return True
     everything = words[0] == "compare" and "--methods" not in words
-    return not everything and not any(word in DEAR for word in words) and words[0] != "reproduce"
+    return not everything and not any(word in EXPENSIVE for word in words) and words[0] != "reproduce"
 
 
 CHEAP = sorted({shlex.join(words) for page in PAGES for words in commands(page) if is_cheap(words)})
@@ -230,7 +234,7 @@ def test_plans_are_plans(page: Path) -> None:
             Plan.from_dict(tomllib.loads(block.code))
 
 
-# What is written from code
+# Generated tables, and the names of methods, metrics and functions
 
 
 @cache
@@ -238,16 +242,16 @@ def tables() -> types.ModuleType:
     spec = importlib.util.spec_from_file_location("tables", ROOT / "tools" / "tables.py")
     assert spec is not None
     assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!-- table: " in page.read_text()], ids=name_of)
 def test_tables_are_current(page: Path) -> None:
-    found = list(tables().BLOCK.finditer(page.read_text(encoding="utf-8")))
-    assert found
-    for block in found:
+    generated = list(tables().BLOCK.finditer(page.read_text(encoding="utf-8")))
+    assert generated
+    for block in generated:
         assert block[0] == f"{block[1]}\n{tables().TABLES[block[2]]()}\n{block[3]}", "run python tools/tables.py"
 
 
@@ -274,9 +278,9 @@ def test_every_metric_and_data_set_is_explained() -> None:
 
 @pytest.mark.parametrize("package", ["vitrail", "vitrail.metrics", "vitrail.data"])
 def test_public_names_are_in_the_reference(package: str) -> None:
-    found = importlib.import_module(package)
-    names = getattr(found, "__all__", None) or [name for name in vars(found) if not name.startswith("_")]
-    public = [name for name in names if callable(getattr(found, name)) and not name.startswith("_")]
+    module = importlib.import_module(package)
+    names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+    public = [name for name in names if callable(getattr(module, name)) and not name.startswith("_")]
     page = DOCS / "reference" / f"{package.rpartition('.')[2]}.md"
     listed = page.read_text(encoding="utf-8").split()
     assert [name for name in public if f"{package}.{name}" not in listed] == []
@@ -286,11 +290,14 @@ def test_public_names_are_in_the_reference(package: str) -> None:
 
 
 def wording(node: ast.AST) -> str | None:
-    """A text of the source with … for what is filled in."""
+    """A string of the source with … in place of the values filled in; what registries hold is a method."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "method" if "self.kind" in ast.unparse(part) else "…"
+            for part in node.values
+        )
     return None
 
 
@@ -301,7 +308,7 @@ def texts() -> tuple[str, ...]:
 
 
 def quoted() -> list[str]:
-    """The messages that the page of errors is keyed by: its headings, and the reasons of its table."""
+    """The error messages on the troubleshooting page: its headings, and the reasons in its table."""
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     return re.findall(r"^### `(.+)`$", text, re.MULTILINE) + re.findall(r"^\| `([^`]{12,})` \|", text, re.MULTILINE)
 
@@ -316,12 +323,40 @@ def test_messages_still_occur(message: str) -> None:
     assert occurs(message)
 
 
-def test_messages_that_nobody_says_are_found_out() -> None:
+def test_an_unknown_message_does_not_occur() -> None:
     assert len(quoted()) > 50
     assert not occurs("the model … has gone fishing")
 
 
-# Links, and the site as a whole
+# Files, links and the site as a whole
+
+
+def named_files(page: Path) -> list[str]:
+    """The files of the source tree that a page names in code."""
+    return re.findall(
+        r"[\w./-]+\.(?:py|js|html|css)\b", "\n".join(re.findall(r"```.*?```|`[^`\n]+`", page.read_text(), re.DOTALL))
+    )
+
+
+def test_architecture_names_files_that_exist() -> None:
+    source = ROOT / "src" / "vitrail"
+    files = named_files(DOCS / "architecture.md")
+    assert len(files) > 30
+    assert [file for file in files if not (source / file).is_file() and not (ROOT / file).is_file()] == []
+
+
+def test_architecture_lists_the_packages_in_their_order() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`[\w/.]+`(?:, )?)+) \|", text, re.MULTILINE)
+    packages = [name.rstrip("/").removesuffix(".py") for row in rows for name in re.findall(r"`([\w/.]+)`", row)]
+    assert packages == [*BASE, *ROOMS]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_scripts_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    scripts = re.findall(r"\b(?:tools|benchmarks|training)/\w+\.py", text)
+    assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -334,7 +369,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's own announcement
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an announcement of the theme
     built = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     assert "WARNING" not in built.stderr
@@ -342,4 +377,4 @@ def test_site_builds_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path
     pages = [page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.html")]
     assert len(pages) > 30
     assert {address for page in pages for address in fetched.findall(page)} == set()
-    assert all("arithmatex" not in page for page in pages)  # every formula was drawn
+    assert all("arithmatex" not in page for page in pages)  # every formula was rendered

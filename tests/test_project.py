@@ -1,4 +1,4 @@
-"""Promises about the project itself."""
+"""Guarantees about the project itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 def test_importing_is_quick(code: str) -> None:
     heavy = "torch timm transformers matplotlib pandas captum".split()
     check = f"{code}; import sys; print([m for m in {heavy!r} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_public_names_exist() -> None:

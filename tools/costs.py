@@ -1,8 +1,8 @@
-"""Measures what the methods of `docs/results` cost: `python tools/costs.py` writes `docs/costs.csv`.
+"""Measures the cost of the methods in `docs/results`: `python tools/costs.py` writes `docs/costs.csv`.
 
-One photograph on the embedded model `photo`, on one thread of a CPU. A method and a plain forward pass of the module
-run by turns, and the median of the paired ratios is kept: it says more about another machine than seconds do. The
-forward pass that tells which class is explained is counted in.
+One photograph on the embedded model `photo`, on one CPU thread. A method and a plain forward pass of the module
+alternate, and the median of the paired ratios is recorded: it transfers to other machines better than seconds do. The
+forward pass that determines the predicted class is included.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitrail.methods.registry import build_method
 FOLDER = Path(__file__).parents[1] / "docs"
 TARGET = FOLDER / "costs.csv"
 PHOTO = FOLDER / "pictures" / "cat_and_cup.jpg"
-PASSES = 600  # about so many are spent on a method, or one run of it
+PASSES = 600  # budget per method; a method that needs more runs once
 
 
 def main() -> None:
@@ -49,13 +49,13 @@ def main() -> None:
 
 
 def measured() -> list[str]:
-    """The methods of all tables of results, in their order."""
+    """The methods of all result tables, in their order."""
     tables = [list(csv.DictReader(path.open(encoding="utf-8"))) for path in sorted((FOLDER / "results").glob("*.csv"))]
     return list(dict.fromkeys(row["method"] for table in tables for row in table))
 
 
 def paired(function: Callable[[], object], reference: Callable[[], object], repeats: int) -> float:
-    """The median ratio of the two times, run by turns; both warmed up, unless it is a single long run."""
+    """The median ratio of the two times over alternating runs, after a warm-up unless it is a single long run."""
     if repeats > 1:
         function(), reference()
     ratios = []
@@ -67,7 +67,7 @@ def paired(function: Callable[[], object], reference: Callable[[], object], repe
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Of the processor, so that other work on the machine hardly counts."""
+    """CPU time, so that other processes on the machine hardly matter."""
     start = time.process_time()
     function()
     return time.process_time() - start

@@ -1,7 +1,7 @@
 """Draws the picture at the head of the README: `python tools/hero.py` writes `docs/pictures/hero.png`.
 
 Two photographs that scikit-image ships, both CC0 (Chelsea the cat by Stéfan van der Walt, a cup of coffee by Rachel
-Michetti), are put one above the other, and the embedded model `photo` is asked about both things that it sees.
+Michetti), are stacked, and the embedded model `photo` is explained for both objects.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from make_pictures import on_grey
+from pictures import on_grey
 from PIL import Image, ImageDraw
 from skimage import data
 
@@ -21,7 +21,7 @@ TARGET = Path(__file__).parents[1] / "docs" / "pictures" / "hero.png"
 COLLAGE = TARGET.with_name("cat_and_cup.jpg")
 SIDE = 480
 CLASSES = {"tabby": "Why a cat?", "espresso": "Why a coffee?"}
-METHODS = {  # and what to say of each
+METHODS = {  # method → caption
     "decompx.skipplus": "red: for, blue: against",
     "gen_att": "attention × gradient",
     "tis": "tokens taken out",
@@ -41,8 +41,7 @@ class Page:
     pen: ImageDraw.ImageDraw
 
     def write(self, text: str, left: int, top: int, width: int, colour: str = INK, size: int = 15) -> None:
-        made = fit_text(text, width, size, smallest=10, lines=1)
-        made.draw(self.pen, left, top, colour, centred_in=width)
+        fit_text(text, width, size, smallest=10, lines=1).draw(self.pen, left, top, colour, centred_in=width)
 
 
 def main() -> None:
@@ -57,7 +56,7 @@ def main() -> None:
 
 
 def collage() -> Image.Image:
-    """The cat's face above, the cup below: what the model sees is a square, and all of this."""
+    """The cat above the cup, as a square: the model's centre crop covers all of it."""
     half = SIDE // 2
     cat = Image.fromarray(data.chelsea()).crop((0, 30, 451, 255)).resize((SIDE, half), Image.Resampling.LANCZOS)
     cup = Image.fromarray(data.coffee()).crop((60, 60, 60 + SIDE, 60 + half))
@@ -68,14 +67,13 @@ def collage() -> Image.Image:
 
 
 def draw(picture: Image.Image, rows: list[list[vitrail.Explanation]]) -> Image.Image:
-    """The collage and what the model says of it; a row per class, a column per method."""
+    """The collage and its explanations: a row per class, a column per method."""
     left = MARGIN + LARGE + GAP + ASIDE
     width = left + len(METHODS) * (CELL + GAP) - GAP + MARGIN
     page = Image.new("RGB", (width, HEADER + LARGE + FOOTER), PAPER)
     sheet = Page(page, ImageDraw.Draw(page))
     page.paste(picture.resize((LARGE, LARGE), Image.Resampling.LANCZOS), (MARGIN, HEADER))
-    said = ", ".join(f"{row[0].label} {row[0].probability:.0%}" for row in rows)
-    sheet.write(f"{said}", MARGIN, 9, LARGE)
+    sheet.write(", ".join(f"{row[0].label} {row[0].probability:.0%}" for row in rows), MARGIN, 9, LARGE)
     sheet.write("what the model sees and says", MARGIN, HEADER + LARGE + 8, LARGE, GREY, 13)
     for place, (method, about) in enumerate(METHODS.items()):
         sheet.write(method, left + place * (CELL + GAP), 9, CELL)
@@ -90,14 +88,14 @@ def draw(picture: Image.Image, rows: list[list[vitrail.Explanation]]) -> Image.I
 
 
 def sideways(text: str) -> Image.Image:
-    """A question that stands beside its row."""
+    """A question, rotated to stand beside its row."""
     page = Image.new("RGB", (CELL, ASIDE - 4), PAPER)
     Page(page, ImageDraw.Draw(page)).write(text, 0, 6, CELL)
     return page.transpose(Image.Transpose.ROTATE_90)
 
 
 def few_colours(picture: Image.Image) -> bytes:
-    """A PNG of 256 colours, mixed dot by dot where a photograph needs more."""
+    """A PNG with a palette of 256 colours, dithered."""
     buffer = io.BytesIO()
     palette = picture.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=3)
     picture.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG).save(buffer, "PNG", optimize=True)

@@ -1,7 +1,8 @@
-"""Draws the pictures of the web page: `python tools/page_pictures.py [NAME…]` writes `docs/pictures/page*.png`.
+"""Takes the screenshots of the web page: `python tools/page_pictures.py [NAME…]` writes `docs/pictures/page*.png`.
 
-They show the page of `vitrail serve`, driven by Playwright in the Chromium of this machine (or the one that CHROMIUM
-names): explained and tested in light colours, two classes contrasted in dark ones, a comparison, and on a phone.
+They show the page of `vitrail serve`, driven by Playwright in the installed Chromium (or the executable that the
+environment variable CHROMIUM names): an explanation with its curves in the light theme, two classes contrasted in the
+dark theme, a comparison, and a phone.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 DESKTOP, PHONE = (1280, 800), (360, 740)
-LONG = 300_000  # milliseconds for a comparison
-MOST = 250_000  # bytes of a picture
+LONG = 300_000  # timeout of a comparison in milliseconds
+MOST = 250_000  # maximum bytes of a screenshot
 
 
 def tested(page: Page) -> None:
-    """Both curves drawn, some patches taken away by hand, the pointer on another."""
+    """Both curves drawn, some patches removed with the pointer, the pointer over another patch."""
     page.get_by_role("button", name="Play").click()
     page.wait_for_selector("#scrub:not([disabled])")
     page.get_by_role("radio", name="Insertion").check()
@@ -51,15 +52,15 @@ def compared(page: Page) -> None:
     page.get_by_role("button", name="Compare again").wait_for(timeout=LONG)
 
 
-def as_it_is(page: Page) -> None:
-    """Nothing is pressed."""
+def unchanged(page: Page) -> None:
+    """The page as it opens."""
 
 
 SHOTS: dict[str, tuple[tuple[int, int], str, str, Callable[[Page], None]]] = {
     "page": (DESKTOP, "light", "model=photo&sample=cat", tested),
-    "page-dark": (DESKTOP, "dark", "model=photo&sample=cat&target=30&against=32", as_it_is),
+    "page-dark": (DESKTOP, "dark", "model=photo&sample=cat&target=30&against=32", unchanged),
     "page-compare": (DESKTOP, "light", "model=photo&sample=coffee", compared),
-    "page-phone": (PHONE, "light", "model=scenes&sample=star-and-heart", as_it_is),
+    "page-phone": (PHONE, "light", "model=scenes&sample=star-and-heart", unchanged),
 }
 
 
@@ -87,7 +88,7 @@ def take(browser: Browser, address: str, name: str) -> None:
         device_scale_factor=2 if phone else 1,
         is_mobile=phone,
         has_touch=phone,
-        reduced_motion="reduce",  # curves are drawn at once
+        reduced_motion="reduce",  # curves appear without animation
     )
     page.goto(f"{address}#{fragment}")
     page.wait_for_selector("#legend:not([hidden])")
@@ -100,14 +101,14 @@ def take(browser: Browser, address: str, name: str) -> None:
 
 
 def small_png(picture: Image.Image) -> bytes:
-    """A PNG of 256 colours, mixed dot by dot where that stays small enough."""
+    """A PNG with a palette of 256 colours, dithered where that stays below the size limit."""
     palette = picture.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=3)
     for dither in (Image.Dither.FLOYDSTEINBERG, Image.Dither.NONE):
         buffer = io.BytesIO()
         picture.quantize(palette=palette, dither=dither).save(buffer, "PNG", optimize=True)
         if buffer.tell() <= MOST:
             return buffer.getvalue()
-    raise SystemExit(f"the picture has {buffer.tell()} bytes, more than {MOST}: make it smaller.")
+    raise SystemExit(f"the screenshot has {buffer.tell()} bytes, expected at most {MOST}: reduce the viewport.")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Draws the pictures of the method pages: `python tools/pictures.py [NAME…]`.
 
-One picture per page, made with the two models inside the package, so that anyone can make them again, offline. Rows: a
-photograph (Grace Hopper, public domain, from matplotlib's sample data) explained for the predicted class, and a
-generated scene with two objects, explained once for each of them.
+One picture per page, made offline with the two embedded models, so that anyone can reproduce them. Rows: a photograph
+(Grace Hopper, public domain, from matplotlib's sample data) explained for the predicted class, and a generated scene
+with two objects, explained once for each of them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")
 SCENE = 10  # of Scenes(…, objects=2): two large objects, far apart
 
 CELL, GAP, HEADER, FOOTER = 120, 8, 44, 20
-LIMIT = 215_000  # bytes of a picture
+LIMIT = 215_000  # maximum bytes of a picture
 INK, GREY, PAPER = "#1c1c1e", "#636366", "#ffffff"
 
 Column = tuple[str, str, dict[str, Any]]  # caption, method, parameters
 
 
 def column(method: str, caption: str | None = None, **params: Any) -> Column:
-    told = ", ".join(f"{key}={value}" for key, value in params.items())
-    return caption or " ".join(filter(None, (method, told))), method, params
+    parameters = ", ".join(f"{key}={value}" for key, value in params.items())
+    return caption or " ".join(filter(None, (method, parameters))), method, params
 
 
 def names(text: str) -> list[Column]:
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def compressed(picture: Image.Image) -> bytes:
-    """A PNG with as many colours as the limit allows."""
+    """A PNG with as many colours as the size limit allows."""
     for colours in range(256, 32, -32):
         buffer = io.BytesIO()
         few = picture.quantize(colours, method=Image.Quantize.MEDIANCUT, kmeans=2, dither=Image.Dither.NONE)
@@ -126,7 +126,7 @@ def explain_row(model: Any, image: Any, target: int | None, columns: list[Column
 
 
 def draw(rows: list[list[vitrail.Explanation]], columns: list[Column]) -> Image.Image:
-    """The input first, then the maps; a row per explained class, a column per method."""
+    """The input, then the maps: a row per explained class, a column per method."""
     width = GAP + (CELL + GAP) * (len(columns) + 1)
     page = Image.new("RGB", (width, HEADER + (CELL + FOOTER + GAP) * len(rows)), PAPER)
     pen = ImageDraw.Draw(page)
@@ -135,7 +135,7 @@ def draw(rows: list[list[vitrail.Explanation]], columns: list[Column]) -> Image.
         text.draw(pen, GAP // 2 + place * (CELL + GAP), HEADER - text.height - 4, INK, centred_in=CELL + GAP)
     for number, row in enumerate(rows):
         top = HEADER + number * (CELL + FOOTER + GAP)
-        cells = [seen(row[0], row[0].image), *(seen(ex, on_grey(ex)) for ex in row)]
+        cells = [cropped(row[0], row[0].image), *(cropped(ex, on_grey(ex)) for ex in row)]
         for place, cell in enumerate(cells):
             page.paste(cell, (GAP + place * (CELL + GAP), top))
         title = fit_text(row[0].title, CELL + GAP - 2, 12, smallest=9, lines=1)
@@ -144,13 +144,13 @@ def draw(rows: list[list[vitrail.Explanation]], columns: list[Column]) -> Image.
 
 
 def on_grey(ex: vitrail.Explanation) -> Image.Image:
-    """The map over a grey copy of the image, whose own colours would mix with those of the map."""
+    """The map over a greyscale copy of the image, whose colours would mix with those of the map."""
     grey = ex.image.convert("L").convert("RGB")
     return overlay(grey, fit_to_image(ex.map, ex.box, ex.image.size), ex.signed, alpha=0.9)
 
 
-def seen(ex: vitrail.Explanation, picture: Image.Image) -> Image.Image:
-    """The part of a picture that the model looked at, as large as a cell."""
+def cropped(ex: vitrail.Explanation, picture: Image.Image) -> Image.Image:
+    """The model's crop of a picture, resized to a cell."""
     factor = picture.width / ex.image.width
     box = tuple(round(edge * factor) for edge in ex.box)
     return picture.convert("RGB").crop(box).resize((CELL, CELL), Image.Resampling.LANCZOS)

@@ -1,11 +1,11 @@
-"""Measures methods on a data set and writes the table: mean, 95 % interval, number of images.
+"""Measures methods on a data set and writes a table: mean, 95 % confidence interval, number of images.
 
-Run, for example:
+Examples:
     python tools/results.py scenes --model scenes --data scenes:1000 --target label
     python tools/results.py pets --model vit_small_patch14_dinov2 --checkpoint FILE --labels FILE \
         --img-size 224 --data folder:DIR
-It writes NAME.md and NAME.csv beside itself (or into --out). Metrics that explain again are measured on --again images;
-with --add they are all that is measured, and are added to the table that is there.
+Writes NAME.md and NAME.csv to docs/results (or --out). Metrics that re-explain images are measured on --again images;
+with --add only those are measured and added to the existing table.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ON_BOXES = ["pointing_game", "energy_pointing_game", "box_localization", "box_lo
 ON_MASKS = [*ON_BOXES, "pixel_accuracy", "mean_iou", "mean_ap", "segmentation_ap"]
 ON_OBJECTS = ["discriminativity", "discriminativity(reading=hit)"]
 KNOWN = {"nothing": [], "boxes": ON_BOXES, "masks": ON_MASKS, "objects": ON_MASKS + ON_OBJECTS}
-COLUMNS = 4  # metrics beside one another
+COLUMNS = 4  # metrics per table
 AGAIN = ["max_sensitivity", "model_randomization", "model_randomization(way=independent, reading=ssim)", "infidelity"]
 
 
@@ -77,12 +77,12 @@ def main() -> None:
     parser.add_argument("--target", choices=["predicted", "label"], default="predicted")
     parser.add_argument("--known", choices=["nothing", "boxes", "masks", "objects"], default="nothing")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--steps", type=int, help="of insertion and deletion, if not 224")
-    parser.add_argument("--again", type=int, default=50)
-    parser.add_argument("--again-metrics", default=",".join(AGAIN), help="metrics that explain again")
-    parser.add_argument("--again-methods", help="methods for the metrics that explain again; all by default")
-    parser.add_argument("--add", action="store_true", help="only metrics that explain again, added to NAME.csv")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that share the images")
+    parser.add_argument("--steps", type=int, help="steps of insertion and deletion (default: 224)")
+    parser.add_argument("--again", type=int, default=50, help="number of images for --again-metrics")
+    parser.add_argument("--again-metrics", default=",".join(AGAIN), help="metrics that re-explain images")
+    parser.add_argument("--again-methods", help="methods measured by --again-metrics (default: all)")
+    parser.add_argument("--add", action="store_true", help="measure only --again-metrics and add them to NAME.csv")
+    parser.add_argument("--jobs", type=int, default=1, help="number of worker processes")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "results")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def measure_all(options: argparse.Namespace, begin: float) -> None:
-    """The whole table, written before and after the metrics that explain again."""
+    """The whole table, written before and after the metrics that re-explain images."""
     areas = AREAS if options.steps is None else [f"{name}(steps={options.steps})" for name in AREAS]
     metrics = areas + METRICS + KNOWN[options.known]
     rows = measured(options, options.methods, metrics, options.images)
@@ -116,7 +116,7 @@ def again(options: argparse.Namespace) -> pd.DataFrame:
 
 
 def measured(options: argparse.Namespace, methods: str, metrics: Any, images: int | None) -> pd.DataFrame:
-    """The rows of all images, each job with its own share of them."""
+    """The rows of all images, divided among the workers."""
     if options.jobs == 1:
         return share(options, methods, metrics, images, 0)
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
@@ -125,35 +125,35 @@ def measured(options: argparse.Namespace, methods: str, metrics: Any, images: in
 
 def share(options: argparse.Namespace, methods: str, metrics: Any, images: int | None, job: int) -> pd.DataFrame:
     warnings.simplefilter("ignore")
-    given = {"checkpoint": options.checkpoint, "labels": options.labels, "img_size": options.img_size}
-    view = vitrail.load(options.model, **{key: value for key, value in given.items() if value is not None})
+    arguments = {name: getattr(options, name) for name in ("checkpoint", "labels", "img_size")}
+    view = vitrail.load(options.model, **{name: value for name, value in arguments.items() if value is not None})
     data = open_examples(options.data, images, seed=0)[job :: options.jobs]
     return vitrail.evaluate(view, data, methods, metrics, target=options.target)
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
-    """Methods with their parameters in one word."""
+    """Methods and their parameters as calls."""
     calls = [join_call(name, json.loads(params)) for name, params in zip(table["method"], table["params"], strict=True)]
     return table.assign(method=calls).drop(columns="params")
 
 
 def write(table: pd.DataFrame, options: argparse.Namespace, heading: list[str]) -> None:
-    """NAME.csv with every number, NAME.md with one line per method."""
+    """NAME.csv with every number, NAME.md with a row per method."""
     table.round(6).to_csv(options.out / f"{options.name}.csv", index=False)
-    cells = {(line["method"], line["metric"]): told(line) for line in table.to_dict("records")}
+    cells = {(line["method"], line["metric"]): cell(line) for line in table.to_dict("records")}
     methods, metrics = list(dict.fromkeys(table["method"])), list(dict.fromkeys(table["metric"]))
     counts = table.groupby("metric", sort=False)["n"].max()
     lines = list(heading)
     for start in range(0, len(metrics), COLUMNS):
-        some = metrics[start : start + COLUMNS]
-        heads = [f"{name} {arrow(name)} (n = {counts[name]})" for name in some]
-        lines += ["| method | " + " | ".join(heads) + " |", "|---" * (len(some) + 1) + "|"]
-        lines += [f"| `{m}` | " + " | ".join(cells.get((m, name), "–") for name in some) + " |" for m in methods]
+        group = metrics[start : start + COLUMNS]
+        heads = [f"{name} {arrow(name)} (n = {counts[name]})" for name in group]
+        lines += ["| method | " + " | ".join(heads) + " |", "|---" * (len(group) + 1) + "|"]
+        lines += [f"| `{m}` | " + " | ".join(cells.get((m, name), "–") for name in group) + " |" for m in methods]
         lines.append("")
     (options.out / f"{options.name}.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-def told(line: dict[str, Any]) -> str:
+def cell(line: dict[str, Any]) -> str:
     return "–" if pd.isna(line["mean"]) else f"{line['mean']:.3f} [{line['low']:.3f}, {line['high']:.3f}]"
 
 
@@ -163,7 +163,7 @@ def arrow(metric: str) -> str:
 
 
 def facts(options: argparse.Namespace, spent: float, rows: pd.DataFrame) -> list[str]:
-    """What was run, when and where; of paths only the last part."""
+    """Command, date, versions and device; paths are reduced to their last component."""
     words = [word if not Path(word).exists() else Path(word).name for word in sys.argv[1:]]
     words = [re.sub(r"^(\w+):.*/([^/]+)$", r"\1:\2", word) for word in words]
     words = [word if re.fullmatch(r"[\w.,:/=+-]+", word) else f'"{word}"' for word in words]

@@ -1,7 +1,4 @@
-"""What mkdocs does besides.
-
-Formulas become MathML, which browsers draw themselves, without scripts or fonts; a picture leads to itself, large.
-"""
+"""mkdocs hooks: formulas become MathML, which browsers render without scripts or fonts; a picture links to its file."""
 
 from __future__ import annotations
 
@@ -19,24 +16,24 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """mkdocs calls this with the HTML of each page."""
+    """Called by mkdocs with the HTML of each page."""
     content = PICTURE.sub(r'<p><a class="picture" href="\2">\1</a></p>', content)
-    return FORMULA.sub(lambda found: drawn(found[1], html.unescape(found[2]), page.file.src_path), content)
+    return FORMULA.sub(lambda match: rendered(match[1], html.unescape(match[2]), page.file.src_path), content)
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """The theme gives its search box no name, which a screen reader would need."""
+    """Labels the theme's search box for screen readers."""
     box = 'data-md-component="search" role="dialog"'
     return output.replace(box, f'{box} aria-label="Search"')
 
 
-def drawn(tag: str, formula: str, where: str) -> str:
-    """A formula as MathML; one that cannot be read is a warning, which ends a strict build."""
+def rendered(tag: str, formula: str, where: str) -> str:
+    """A formula as MathML; one that cannot be parsed is a warning, which fails a strict build."""
     try:
-        made = convert(formula, display="block" if tag == "div" else "inline")
-    except Exception as error:  # the converter has no family of errors of its own
-        log.warning("%s: cannot read the formula %r: %s", where, formula, error)
+        mathml = convert(formula, display="block" if tag == "div" else "inline")
+    except Exception as error:  # the converter has no common exception class
+        log.warning("%s: cannot parse the formula %r: %s", where, formula, error)
         return html.escape(formula)
-    if "\\" in made:
-        log.warning("%s: the formula %r has a command that is not known", where, formula)
-    return f'<{tag} class="formula">{made}</{tag}>'
+    if "\\" in mathml:
+        log.warning("%s: the formula %r has an unknown command", where, formula)
+    return f'<{tag} class="formula">{mathml}</{tag}>'

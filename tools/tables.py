@@ -1,7 +1,7 @@
-"""Writes the tables of the pages that are made from code and from measurements.
+"""Writes the documentation tables that are generated from code and from measurements.
 
-`python tools/tables.py` writes them all; with `--check` it only says which pages are out of date. A table stands
-between `<!-- table: NAME -->` and `<!-- end -->`, and NAME is a function of this file.
+`python tools/tables.py` writes them all; with `--check` it only lists the pages that are out of date. A table stands
+between `<!-- table: NAME -->` and `<!-- end -->`, where NAME is a function of this file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vitrail.methods.registry import ALIASES, get_method
 DOCS = Path(__file__).parents[1] / "docs"
 METHODS = DOCS / "methods"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PAGES = {"gradient": "gradients", "cam": "cams", "mask": "masks"}  # families whose page has another name
+PAGES = {"gradient": "gradients", "cam": "cams", "mask": "masks"}  # families whose page has a different name
 TITLES = {  # of the families, in the order of the tables
     "decomposition": "Decomposition",
     "gradient": "Gradients",
@@ -34,14 +34,14 @@ TITLES = {  # of the families, in the order of the tables
     "control": "Control",
 }
 SIGNED = {True: "yes", False: "no", None: "if any value is below 0"}
-DATA = ("scenes", "photo", "pets", "imagenette")  # tables of results
-SHORT = {"att_ixg.plus": "att_cat"}  # the name that people know
+DATA = ("scenes", "photo", "pets", "imagenette")  # result tables
+SHORT = {"att_ixg.plus": "att_cat"}  # the well-known name
 EFFORT = ("masks", "steps")
-QUALITY, POINTING, TELLING = "insertion_minus_deletion", "pointing_game", "discriminativity"
+QUALITY, POINTING, DISCRIMINATING = "insertion_minus_deletion", "pointing_game", "discriminativity"
 README_METHODS = ("decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "tis", "att_cat(rule=frozen)", "gen_att",
                   "vtranm", "att_cat", "vit_cx", "rollout", "rise", "random")  # fmt: skip
 
-MEAN = "mean"  # over the data sets, in the place of one
+MEAN = "mean"  # in place of a data set: the mean over all of them
 
 Numbers = dict[tuple[str, str, str], float]  # method, data set, metric → mean
 
@@ -50,7 +50,7 @@ def main() -> None:
     stale = []
     for page in pages():
         old = page.read_text(encoding="utf-8")
-        new = BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", old)
+        new = BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}", old)
         if new != old and "--check" not in sys.argv:
             page.write_text(new, encoding="utf-8")
         elif new != old:
@@ -60,9 +60,9 @@ def main() -> None:
 
 
 def pages() -> list[Path]:
-    """Every page that holds a table of this file."""
-    every = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
-    return [page for page in every if BLOCK.search(page.read_text(encoding="utf-8"))]
+    """Every page with a generated table."""
+    candidates = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+    return [page for page in candidates if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -75,9 +75,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def bare() -> dict[str, MethodInfo]:
     """The methods without the compositions, by family."""
-    found = {name: info for name, info in vitrail.list_methods().items() if "." not in name}
+    infos = {name: info for name, info in vitrail.list_methods().items() if "." not in name}
     rank = {family: place for place, family in enumerate(TITLES)}
-    return dict(sorted(found.items(), key=lambda item: (rank[item[1].family], item[0])))
+    return dict(sorted(infos.items(), key=lambda item: (rank[item[1].family], item[0])))
 
 
 def page_of(family: str) -> str | None:
@@ -89,7 +89,7 @@ def methods() -> str:
     rows = []
     for name, info in bare().items():
         page = page_of(info.family)
-        sums = [other.partition(".")[2] for other in vitrail.list_methods(f"{name}.*")]
+        suffixes = [composed.partition(".")[2] for composed in vitrail.list_methods(f"{name}.*")]
         rows.append(
             (
                 f"`{name}`",
@@ -98,22 +98,23 @@ def methods() -> str:
                 info.level,
                 SIGNED[info.signed],
                 passes(info),
-                " ".join(f"`.{own}`" for own in sorted(sums, key=("plus", "skipplus", "rollout").index)) or "–",
+                " ".join(f"`.{suffix}`" for suffix in sorted(suffixes, key=("plus", "skipplus", "rollout").index))
+                or "–",
                 info.summary.replace("``", "`"),
             )
         )
-    return table("id|family|for a class|map|signed|F\u00a0+\u00a0B|sums over layers|what it is".split("|"), rows)
+    return table("id|family|class-specific|map|signed|F\u00a0+\u00a0B|aggregations|summary".split("|"), rows)
 
 
 def passes(info: MethodInfo) -> str:
-    return f"{info.cost[0]:g}\u00a0+\u00a0{info.cost[1]:g}"  # never broken over two lines
+    return f"{info.cost[0]:g}\u00a0+\u00a0{info.cost[1]:g}"  # no line break inside
 
 
 def parameters() -> str:
     rows = []
     for name, info in bare().items():
         known = [f"`{key}={value!r}`".replace("'", '"') for key, value in info.params.items() if key != "protocol"]
-        protocols = [f"`{one}`" for one in info.protocols if one != "default"]
+        protocols = [f"`{protocol}`" for protocol in info.protocols if protocol != "default"]
         rows.append((f"`{name}`", ", ".join(known) or "–", ", ".join(protocols) or "–", info.paper))
     return table(["id", "parameters and their defaults", "other protocols", "paper"], rows)
 
@@ -123,7 +124,7 @@ def aliases() -> str:
 
 
 def families() -> str:
-    """For the README: which methods there are."""
+    """For the README: the methods of each family."""
     rows = []
     for family, title in TITLES.items():
         names = [f"`{name}`" for name, info in bare().items() if info.family == family]
@@ -136,8 +137,8 @@ def classes() -> str:
     """For the reference: the class of every method, by family."""
     parts = []
     for family, title in TITLES.items():
-        own = [get_method(name) for name, info in bare().items() if info.family == family]
-        paths = "\n\n".join(f"::: {cls.__module__}.{cls.__qualname__}" for cls in own)
+        classes_of_family = [get_method(name) for name, info in bare().items() if info.family == family]
+        paths = "\n\n".join(f"::: {cls.__module__}.{cls.__qualname__}" for cls in classes_of_family)
         parts.append(f"## {title}\n\n{paths}\n")
     return "\n".join(parts)
 
@@ -146,7 +147,7 @@ def classes() -> str:
 
 
 def papers() -> str:
-    rows = [(f"`{one['target']}`", one["what"], one["models"], one["data"]) for one in list_targets()]
+    rows = [(f"`{row['target']}`", row["what"], row["models"], row["data"]) for row in list_targets()]
     return table(["target", "what", "models", "data"], rows)
 
 
@@ -154,7 +155,7 @@ def papers() -> str:
 
 
 def known(call: str) -> str:
-    """A method or metric as people call it; how many masks or steps it used is told beside the table."""
+    """A method or metric under its well-known name, without its number of masks or steps, which the page states."""
     name, params = split_call(call)
     return join_call(SHORT.get(name, name), {key: value for key, value in params.items() if key not in EFFORT})
 
@@ -165,39 +166,39 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def results() -> Numbers:
-    found: Numbers = {}
+    numbers: Numbers = {}
     for data in DATA:
         path = DOCS / "results" / f"{data}.csv"
         for row in read(path) if path.exists() else ():
             if row["mean"]:
-                found[known(row["method"]), data, known(row["metric"])] = float(row["mean"])
-    return found
+                numbers[known(row["method"]), data, known(row["metric"])] = float(row["mean"])
+    return numbers
 
 
 def costs() -> dict[str, float]:
-    """Method → how many forward passes its time would do for; without masks= where both are known."""
+    """Method → cost in forward passes; with the default number of masks where both were measured."""
     rows = sorted(read(DOCS / "costs.csv"), key=lambda row: "masks=" not in row["method"])
     return {known(row["method"]): float(row["forwards"]) for row in rows}
 
 
-def told(numbers: Numbers, method: str, columns: Sequence[tuple[str, str]]) -> list[str]:
-    """The cells of a line; the best of each column is bold."""
+def cells_of(numbers: Numbers, method: str, columns: Sequence[tuple[str, str]]) -> list[str]:
+    """The cells of a row; the best value of each column is bold."""
     cells = []
     for data, metric in columns:
-        best = max(own for (_, *where), own in numbers.items() if where == [data, metric])
-        value = numbers.get((method, data, metric))
-        shown = "–" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
-        cells.append(f"**{shown}**" if shown == f"{best:.2f}" else shown)
+        best = max(value for (_, *column), value in numbers.items() if column == [data, metric])
+        number = numbers.get((method, data, metric))
+        text = "–" if number is None else f"{number:.2f}".replace("-0.00", "0.00")
+        cells.append(f"**{text}**" if text == f"{best:.2f}" else text)
     return cells
 
 
-def told_cost(method: str, spent: Mapping[str, float]) -> str:
-    value = spent.get(method)
+def cost_of(method: str, forwards: Mapping[str, float]) -> str:
+    value = forwards.get(method)
     return "–" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def by_quality(numbers: Numbers) -> list[str]:
-    """The methods, best first by the mean over the data sets; those that were not measured on all of them go last."""
+    """The methods, best first by the mean over the data sets; those not measured on all of them come last."""
     names = dict.fromkeys(name for name, _, metric in numbers if metric == QUALITY)
     values = {
         name: [numbers[name, data, QUALITY] for data in DATA if (name, data, QUALITY) in numbers] for name in names
@@ -206,11 +207,11 @@ def by_quality(numbers: Numbers) -> list[str]:
 
 
 def quality_columns(numbers: Numbers) -> list[tuple[str, str]]:
-    return [(data, QUALITY) for data in DATA if any((own, of) == (data, QUALITY) for _, own, of in numbers)]
+    return [(data, QUALITY) for data in DATA if any(column == [data, QUALITY] for _, *column in numbers)]
 
 
 def with_means(numbers: Numbers) -> Numbers:
-    """Also the mean of pointing over the data sets."""
+    """With the mean pointing-game score over the data sets added."""
     means: Numbers = {}
     for method in by_quality(numbers):
         values = [value for (name, _, metric), value in numbers.items() if (name, metric) == (method, POINTING)]
@@ -220,29 +221,29 @@ def with_means(numbers: Numbers) -> Numbers:
 
 
 def choosing() -> str:
-    """Cost and quality of every method that was measured, best first."""
-    numbers, spent = with_means(results()), costs()
-    columns = [*quality_columns(numbers), (MEAN, POINTING), ("scenes", TELLING)]
+    """Cost and quality of every measured method, best first."""
+    numbers, forwards = with_means(results()), costs()
+    columns = [*quality_columns(numbers), (MEAN, POINTING), ("scenes", DISCRIMINATING)]
     heads = [f"curves, {data}" for data, metric in columns if metric == QUALITY]
     rows = []
     for method in by_quality(numbers):
         info = get_method(split_call(method)[0]).info
-        about = [told_cost(method, spent), "yes" if info.class_specific else "no"]
-        rows.append((f"`{method}`", *about, *told(numbers, method, columns)))
-    return table(["method", "time", "for a class", *heads, "pointing", "right object"], rows)
+        about = [cost_of(method, forwards), "yes" if info.class_specific else "no"]
+        rows.append((f"`{method}`", *about, *cells_of(numbers, method, columns)))
+    return table(["method", "cost", "class-specific", *heads, "pointing", "right object"], rows)
 
 
 def measured() -> str:
     """For the README: a few methods, one metric."""
-    numbers, spent = results(), costs()
+    numbers, forwards = results(), costs()
     columns = quality_columns(numbers)
     wanted = [method for method in by_quality(numbers) if method in README_METHODS]
-    rows = [(f"`{method}`", *told(numbers, method, columns), told_cost(method, spent)) for method in wanted]
-    return table(["method", *(data for data, _ in columns), "time"], rows)
+    rows = [(f"`{method}`", *cells_of(numbers, method, columns), cost_of(method, forwards)) for method in wanted]
+    return table(["method", *(data for data, _ in columns), "cost"], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    one.__name__: one for one in (methods, parameters, aliases, families, classes, papers, choosing, measured)
+    make.__name__: make for make in (methods, parameters, aliases, families, classes, papers, choosing, measured)
 }
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ class Method:
         self._check(attribution, len(batch))
         if not attribution.map.isfinite().all():
             check_finite(self.model, (yield Logits(batch)))
-            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float32.")
+            raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float64.")
         return Attribution(
             attribution.map.detach().to(torch.promote_types(batch.images.dtype, torch.float32)),
             {name: at_least_single(values.detach()) for name, values in attribution.extras.items()},
