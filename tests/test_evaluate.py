@@ -261,8 +261,8 @@ def test_explanations_of_tensors_are_scored_too(view) -> None:
         ({"metrics": []}, "no metric was given"),
         ({"metrics": ""}, "no metric was given"),
         ({"images": 0}, "images must be at least 1, but got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"batch_size": "a"}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"batch_size": "a"}, "batch_size must be an integer of at least 1"),
     ],
 )
 def test_what_is_empty_is_named(options: dict[str, Any], message: str, view) -> None:

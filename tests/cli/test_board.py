@@ -23,7 +23,7 @@ from vitrail.bench.store import Store
 from vitrail.cli import board as boards
 from vitrail.cli.bench import watch_run
 from vitrail.cli.board import Board, Tally, board_of, duration, image_ids
-from vitrail.cli.program import app, bench
+from vitrail.cli.program import app
 
 METHODS = ["random", "gen_att"]
 METRICS = ["sparseness", "insertion(steps=4)"]
@@ -176,7 +176,7 @@ def test_without_a_terminal_there_are_lines_now_and_then(tmp_path: Path, monkeyp
                  "--batch-size", "1", "--out"]  # fmt: skip
     told = CliRunner().invoke(app, [*arguments, str(tmp_path / "a")])
     assert told.output.count("s/map") == 2, "one table with its legend, at the end"
-    monkeypatch.setattr(bench, "LINE_EVERY", 0.0)
+    monkeypatch.setattr("vitrail.cli.bench.LINE_EVERY", 0.0)
     told = CliRunner().invoke(app, [*arguments, str(tmp_path / "b")])
     assert [f"scenes: {i}/4 images" in told.output for i in (1, 2, 3, 4)] == [True] * 4
     assert told.output.count("s/map") == 2

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from tests import families
-from tests.app.hostile import png, zeros
+from tests.app.server.hostile import png, zeros
 from tests.cli.common import OVERVIEW, Run, error_line, files_in, noise, results_in
 
 import vitrail

@@ -101,7 +101,7 @@ REFUSED: list[tuple[str, dict[str, Callable[[], Any]], str]] = [
     ("insertion", {"target": lambda: -1}, "no class -1"),
     ("insertion", {"target": lambda: [0, 1, 2]}, "target names 3 classes for 2 images"),
     ("insertion", {"target": lambda: "tench"}, "no class names"),
-    ("insertion", {"target": lambda: 1.5}, "whole number or a name"),
+    ("insertion", {"target": lambda: 1.5}, "an integer or a name"),
     ("positive_auc", {"label": lambda: [0, 7]}, "no class 7 .* expected 0…4"),
     ("positive_auc", {"label": lambda: [0, 1, 2]}, "label names 3 classes"),
     ("mean_iou", {"masks": lambda: torch.ones(2, 24, 24, dtype=torch.bool)}, r"\(24, 24\).*expected.*\(24, 40\)"),

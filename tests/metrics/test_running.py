@@ -148,7 +148,7 @@ def test_intervals_do_not_depend_on_memory(count: int, monkeypatch: pytest.Monke
     values = np.random.default_rng(0).normal(size=count)
     unchanged = interval(values, resamples=300)
     for held in (1, 13 * count, 100 * count):
-        monkeypatch.setattr(statistics, "_NUMBERS", held)
+        monkeypatch.setattr(statistics, "CHUNK", held)
         assert interval(values, resamples=300) == pytest.approx(unchanged, rel=CLOSE)
 
 

@@ -82,7 +82,7 @@ def test_a_target_names_only_what_exists(target: PaperTarget) -> None:
         assert doubt.row in target.published
         assert any(doubt.covers(doubt.row, label) for label in labels)
     for claim in target.claims:
-        assert all(any(judge(Claim("", "1 == 1", [one]), as_published(target)).found) for one in claim.columns)
+        assert all(any(judge(Claim("", "1 == 1", [one]), as_published(target)).tests) for one in claim.columns)
 
 
 @pytest.mark.parametrize("target", targets().values(), ids=lambda one: one.name)
@@ -200,7 +200,7 @@ def test_statements_hold_for_the_published_numbers(target: PaperTarget) -> None:
 
 def test_statements_are_told_by_the_published_numbers_where_there_are_any() -> None:
     for name in ("tis-table1", "tis-table2", "vit_cx-table1", "vtranm-table3", "libragrad-table1"):
-        assert all(judge(claim, as_published(targets()[name])).told for claim in targets()[name].claims)
+        assert all(judge(claim, as_published(targets()[name])).decided for claim in targets()[name].claims)
 
 
 def test_claims_are_read_and_nothing_else() -> None:
@@ -209,7 +209,7 @@ def test_claims_are_read_and_nothing_else() -> None:
     )
 
     def test(text: str, *columns: str) -> dict[str, bool | None]:
-        return judge(Claim("", text, columns), values).found
+        return judge(Claim("", text, columns), values).tests
 
     assert test("rank('y', column) == 1", "a", "b") == {"a": True, "b": True}
     assert test("rank('x', column) == count(column)", "?") == {"a": True, "b": True, "c": None}

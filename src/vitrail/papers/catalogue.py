@@ -10,12 +10,14 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from string import Formatter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.bench.plan import ModelSpec
 from vitrail.calls import join_call, split_call
 from vitrail.errors import VitrailError
-from vitrail.evaluation import Explained
+
+if TYPE_CHECKING:
+    from vitrail.evaluation import Explained  # imports torch, which `vitrail reproduce --list` does without
 
 FOLDER = Path(__file__).parent / "tables"
 REQUIREMENTS = "data"  # the file that is not a paper
