@@ -82,7 +82,7 @@ def test_a_target_names_only_what_exists(target: PaperTarget) -> None:
         assert doubt.row in target.published
         assert any(doubt.covers(doubt.row, label) for label in labels)
     for claim in target.claims:
-        assert all(any(judge(Claim("", "1 == 1", [one]), as_published(target)).found) for one in claim.columns)
+        assert all(any(judge(Claim("", "1 == 1", [one]), as_published(target)).tests) for one in claim.columns)
 
 
 @pytest.mark.parametrize("target", targets().values(), ids=lambda one: one.name)
