@@ -1,8 +1,8 @@
-"""What the benchmark runner costs beyond the evaluation it runs.
+"""Overhead of the benchmark runner over ``vitrail.evaluate``.
 
 Run: python benchmarks/bench.py [--images 12] [--model scenes] [--data scenes]
-The same images, methods and metrics once by ``vitrail.evaluate`` and once by ``vitrail.bench`` into a fresh folder,
-in one run, in turn, the fastest of several each: what else the machine does falls on both.
+Measures the same images, methods and metrics by ``vitrail.evaluate`` and by ``vitrail.bench`` into a new folder,
+alternating, and compares the fastest of several repeats.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ def main() -> None:
     options = parser.parse_args()
     view = vitrail.load(options.model)
     plan = Plan([ModelSpec(options.model)], options.data, METHODS, METRICS, images=options.images)
-    bare, spent = [], []
+    evaluate_seconds, bench_seconds = [], []
     for _ in range(options.repeats):
-        bare.append(seconds(lambda: vitrail.evaluate(view, options.data, METHODS, METRICS, images=options.images)))
+        evaluate_seconds.append(
+            seconds(lambda: vitrail.evaluate(view, options.data, METHODS, METRICS, images=options.images))
+        )
         with tempfile.TemporaryDirectory() as folder:
-            spent.append(seconds(lambda where=folder: run(plan, Path(where) / "run", load=lambda spec: view)))
-    print(f"evaluate {min(bare):.2f} s, bench {min(spent):.2f} s: ratio {min(spent) / min(bare):.3f}")
+            out = Path(folder) / "run"
+            bench_seconds.append(seconds(lambda out=out: run(plan, out, load=lambda spec: view)))
+    fastest, bench = min(evaluate_seconds), min(bench_seconds)
+    print(f"evaluate {fastest:.2f} s, bench {bench:.2f} s: ratio {bench / fastest:.3f}")
 
 
 if __name__ == "__main__":

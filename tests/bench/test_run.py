@@ -26,6 +26,7 @@ from vitrail.bench.run import run
 from vitrail.bench.store import Buffer, Store
 from vitrail.cli.bench import watch_run
 from vitrail.cli.program import app
+from vitrail.data import SceneData
 from vitrail.data.names import data_name
 from vitrail.methods.registry import METHODS
 from vitrail.report.results import read_results
@@ -87,6 +88,18 @@ def test_what_is_missing_is_traced_as_if_all_were(tmp_path: Path) -> None:
     model_run.measure(None, done)
     rows = pd.DataFrame(found.rows).sort_values(COLUMNS).reset_index(drop=True)
     same(rows, whole[whole["method"] == "raw_attention"].reset_index(drop=True), exactly=True)
+
+
+def test_the_data_is_opened_once_and_each_image_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, read = list[str](), list[int]()
+    open_examples, load = running.open_examples, SceneData.load
+    monkeypatch.setattr(running, "open_examples", lambda data, *rest: opened.append(data) or open_examples(data, *rest))
+    monkeypatch.setattr(SceneData, "load", lambda self, position: read.append(position) or load(self, position))
+    arguments = ["bench", "--data", "scenes:2@5", "--methods", "random", "--metrics", "pointing_game", "--out"]
+    result = CliRunner().invoke(app, [*arguments, str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert len(opened) == 1
+    assert sorted(read) == sorted(set(read)), "the check of the metrics hands over what it has read"
 
 
 def test_a_changed_plan_computes_the_difference(tmp_path: Path) -> None:
