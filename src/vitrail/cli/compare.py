@@ -14,20 +14,8 @@ from rich.markup import escape
 from rich.progress import track
 
 from vitrail.calls import join_call, parse_parameters, split_call, split_list
+from vitrail.cli import options
 from vitrail.cli.explain import find_images, print_estimate, print_model, print_top
-from vitrail.cli.options import (
-    Checkpoint,
-    Device,
-    Dtype,
-    ImgSize,
-    Labels,
-    ModelName,
-    NumClasses,
-    Out,
-    Params,
-    comma_separated,
-    weight_options,
-)
 from vitrail.cli.outputs import class_part, file_stems, join_parts, params_part, plural
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
@@ -44,7 +32,7 @@ COLUMNS = 6
 
 def compare(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file.")],
-    model: ModelName = None,
+    model: options.ModelName = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,14 +44,14 @@ def compare(
         list[str] | None,
         typer.Option(help="Classes, comma-separated or repeated, a row each; default: the predicted class."),
     ] = None,
-    out: Out = Path("vitrail-out"),
-    param: Params = None,
-    checkpoint: Checkpoint = None,
-    labels: Labels = None,
-    num_classes: NumClasses = None,
-    img_size: ImgSize = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
+    out: options.Out = Path("vitrail-out"),
+    param: options.Params = None,
+    checkpoint: options.Checkpoint = None,
+    labels: options.Labels = None,
+    num_classes: options.NumClasses = None,
+    img_size: options.ImgSize = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
 ) -> None:
     """Compare the maps of all (or some) methods for one image, side by side."""
     if Path(image).is_dir():
@@ -73,9 +61,9 @@ def compare(
 
     from vitrail.models.loading import load
 
-    weights = weight_options(checkpoint, labels, num_classes, img_size)
+    weights = options.weight_options(checkpoint, labels, num_classes, img_size)
     view = load(model, device=device, dtype=dtype, **weights)
-    run(view, path, split_list(methods or []), comma_separated(targets), out, params)
+    run(view, path, split_list(methods or []), options.comma_separated(targets), out, params)
 
 
 def run(view: View, path: Path, patterns: list[str], targets: list[str], out: Path, params: dict[str, Any]) -> Path:

@@ -18,19 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vitrail.calls import parse_parameters, split_call
-from vitrail.cli.options import (
-    Checkpoint,
-    Device,
-    Dtype,
-    ImgSize,
-    Json,
-    Labels,
-    ModelName,
-    NumClasses,
-    Out,
-    Params,
-    weight_options,
-)
+from vitrail.cli import options
 from vitrail.cli.outputs import class_part, file_stems, is_result, join_parts, params_part, plural
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
@@ -74,7 +62,7 @@ class Report:
 
 def explain(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER", help="Images, or folders of images.")],
-    model: ModelName = None,
+    model: options.ModelName = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -86,17 +74,17 @@ def explain(
     ] = None,
     against: Annotated[str | None, typer.Option(help="Explain the target as opposed to this class.")] = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
-    out: Out = Path("vitrail-out"),
-    param: Params = None,
+    out: options.Out = Path("vitrail-out"),
+    param: options.Params = None,
     score: Annotated[bool, typer.Option("--score", help="Score the map by insertion and deletion.")] = False,
     curves: Annotated[bool, typer.Option("--curves", help="Score the map and plot the curves.")] = False,
-    checkpoint: Checkpoint = None,
-    labels: Labels = None,
-    num_classes: NumClasses = None,
-    img_size: ImgSize = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    as_json: Json = False,
+    checkpoint: options.Checkpoint = None,
+    labels: options.Labels = None,
+    num_classes: options.NumClasses = None,
+    img_size: options.ImgSize = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Explain predictions: which parts of an image are evidence for a class, and which against it."""
     if top > 1 and target is not None:
@@ -106,7 +94,7 @@ def explain(
 
     from vitrail.models.loading import load
 
-    weights = weight_options(checkpoint, labels, num_classes, img_size)
+    weights = options.weight_options(checkpoint, labels, num_classes, img_size)
     view = load(model, device=device, dtype=dtype, **weights)
     request = Request(target, against, top, score or curves, curves)
     if run(_build(view, method, params), request, paths, out, as_json):
@@ -157,16 +145,16 @@ def run(method: Method, request: Request, paths: list[Path], out: Path, as_json:
     return report.failures
 
 
-def _build(view: View, call: str | None, options: dict[str, Any]) -> Method:
+def _build(view: View, call: str | None, extra: dict[str, Any]) -> Method:
     """The method of a name or a call, ``rise(masks=32)``, with the parameters of ``-p``."""
     from vitrail.evaluation import default_method
     from vitrail.methods.registry import build_method
 
     name, params = split_call(call or default_method(view))
-    repeated = [key for key in options if key in params]
+    repeated = [key for key in extra if key in params]
     if repeated:
         raise VitrailError(f"{repeated[0]} is set in {call!r} and with -p: set it once.")
-    return build_method(name, view, **params, **options)
+    return build_method(name, view, **params, **extra)
 
 
 def _ending(method: Method, request: Request) -> str:
