@@ -135,7 +135,7 @@ def test_a_run_is_watched_until_it_is_complete(
         slept.append(seconds)
         run(chosen, tmp_path, positions=[len(slept) + 1])
 
-    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=time.monotonic, sleep=go_on))
+    monkeypatch.setattr("vitrail.cli.bench.time", SimpleNamespace(monotonic=time.monotonic, sleep=go_on))
     watch_run(tmp_path)
     assert len(slept) == 2, "one look for each of the images that were still missing"
     assert "4/4" in capsys.readouterr().out

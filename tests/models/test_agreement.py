@@ -292,7 +292,7 @@ def _quantisation_aware(old: Any) -> nn.Module:
         ("blocks.0.attn.qkv", Adapted, "Adapted is not supported.*merge adapters"),
         ("head", Adapted, "Adapted is not supported.*merge adapters"),
         ("blocks.1.mlp.fc1", _quantisation_aware, r"torch.ao.nn.qat.modules.linear.Linear is not supported"),
-        ("blocks.1.ls1", lambda _: nn.Linear(16, 16), "Linear is not supported: a LayerScale must"),
+        ("blocks.1.ls1", lambda _: nn.Linear(16, 16), "Linear is not supported: a LayerScale"),
         ("norm", lambda _: None, "has no attribute|not supported|fails on a random image"),
     ],
 )
