@@ -95,7 +95,7 @@ def test_one_image_that_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyP
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(scheduling, "make_trace", full)
-    with pytest.raises(vitrail.VitrailError, match="one image does not fit in memory"):
+    with pytest.raises(vitrail.VitrailError, match="one image at a time does not fit in memory"):
         build_method("gen_att", viewed("timm_vit")[2]).attribute(batch("timm_vit", 2))
 
 
