@@ -97,9 +97,7 @@ def refusals() -> dict[tuple[str, str], str]:
         return {(row["method"], row["family"]): row["reason"] for row in csv.DictReader(file)}
 
 
-@functools.cache
 def batch(name: str, size: int = 3, dtype: torch.dtype = DOUBLE) -> Tensor:
-    """Images of a family; shared between tests, which must leave them as they were."""
     return families.images(name, size, dtype=dtype)
 
 

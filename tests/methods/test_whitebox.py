@@ -188,11 +188,14 @@ CLAIMED = [
 ]
 
 
+shared_batch = functools.cache(batch)  # the same tensor for all oracles, which record its traces once
+
+
 @functools.lru_cache(maxsize=256)
 def definition(case: Case, name: str) -> Tensor:
     """The oracle's map in double precision; the tiny models' weights are the same numbers in single precision."""
     family, module, _ = viewed(name)
-    scores = case.oracle(family, module, batch(name), TARGET, **case.oracle_params)
+    scores = case.oracle(family, module, shared_batch(name), TARGET, **case.oracle_params)
     return scores if case.pixels else scores[:, family.prefix :].reshape(-1, *family.grid)
 
 
