@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.engine.requests import Asking, Batch, Request, Traced
 from vitrail.engine.scheduler import Scheduler
-from vitrail.methods.masking import Subject, features_of, features_spec
+from vitrail.engine.trace import Trace, TraceSpec
+from vitrail.methods.masking import Subject, features_of
+from vitrail.methods.vit_cx import VitCx
 from vitrail.models.view import View
 from vitrail.targets import Target
 
@@ -110,12 +112,22 @@ def answered(request: Request) -> Any:
     return Scheduler().run([asker()])[0]
 
 
+def traced(method: Any, images: Tensor, target: int, specs: Sequence[TraceSpec] | None = None) -> Trace:
+    """The trace of a white-box method, or of these specifications."""
+    shared, asked = Batch(method.model, method.model.check_images(images)), Target(torch.full((len(images),), target))
+    traces = [answered(Traced(shared, asked, spec)) for spec in (method.needs() if specs is None else specs)]
+    return traces[0]
+
+
+def subject(method: Any, image: Tensor, target: int = 0) -> Subject:
+    """An image as a mask method gets it."""
+    trace = traced(method, image, target)
+    return Subject(image=image, logits=trace.logits, target=Target(torch.tensor([target])), trace=trace, row=0)
+
+
 def features(view: View, image: Tensor, layer: str = "norm1") -> Tensor:
     """(D, h, w): the features that mask methods take masks from."""
-    target = Target(torch.tensor([0]))
-    trace = answered(Traced(Batch(view, view.check_images(image)), target, features_spec(view, layer)))
-    subject = Subject(image=image, logits=trace.logits, target=target, trace=trace, row=0)
-    return features_of(subject, view, layer)
+    return features_of(subject(VitCx(view, layer=layer), image), view, layer)  # type: ignore[arg-type]
 
 
 def random_keep(family: Family, size: int, kept: int, seed: int = 0) -> Tensor:

@@ -8,19 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import DOUBLE, batch, in_both_precisions, relative, viewed
+from tests.helpers import DOUBLE, answered, batch, in_both_precisions, relative, traced, viewed
 from tests.oracles import gradients as literal
 
 import vitrail
 from vitrail import VitrailError
 from vitrail.core.lrp import AlphaBeta, PublishedAlphaBeta
 from vitrail.core.operations import Walk
-from vitrail.engine.trace import trace
+from vitrail.engine.requests import Batch, Traced
+from vitrail.engine.trace import TraceSpec, trace
 from vitrail.methods.decomposition import Alti
 from vitrail.methods.markov import BidirectionalHead, Tam
 from vitrail.methods.registry import ALIASES, build_method, get_method, list_methods
 from vitrail.methods.vtranm import VTranM
 from vitrail.models.view import View
+from vitrail.targets import Target
 
 TARGET = torch.tensor([0, 3, 1])
 SOME = ["timm_vit", "timm_vit_avg", "timm_deit_distilled", "timm_dinov2_reg4", "timm_siglip", "timm_beit", "hf_dinov2"]
@@ -35,7 +37,7 @@ def explained(name: str, method: str, **params: object) -> torch.Tensor:
 def test_rollout_rows_sum_to_one(name: str) -> None:
     view = viewed(name)[2]
     method = build_method("raw_attention", view)
-    computed = method.trace(batch(name), TARGET, None, range(view.num_layers))
+    computed = traced(method, batch(name), TARGET, method.specs(range(view.num_layers)))
     assert torch.allclose(method.rollout(computed, 0).sum(1), torch.ones(3, dtype=DOUBLE))
 
 
@@ -45,7 +47,7 @@ def test_the_state_of_tam_doubles_with_each_layer(name: str, start: int) -> None
     view = viewed(name)[2]
     method = Tam(view)
     depth = view.num_layers
-    computed = method.trace(batch(name), TARGET, None, range(depth))
+    computed = traced(method, batch(name), TARGET, method.specs(range(depth)))
     steps = depth - start - (0 if method.pools_by_attention else 1)
     assert torch.allclose(method.state(computed, start).sum(1), torch.full((3,), 2.0**steps, dtype=DOUBLE))
 
@@ -54,7 +56,7 @@ def test_the_state_of_tam_doubles_with_each_layer(name: str, start: int) -> None
 def test_the_rows_of_bt_h_sum_to_two_to_the_number_of_layers(name: str) -> None:
     view = viewed(name)[2]
     method = BidirectionalHead(view)
-    computed = method.trace(batch(name), TARGET, None, range(view.num_layers))
+    computed = traced(method, batch(name), TARGET, method.specs(range(view.num_layers)))
     rows = method.rows(computed, 0).sum(-1)
     assert torch.allclose(rows, torch.full_like(rows, 2.0**view.num_layers))
 
@@ -98,7 +100,7 @@ def test_gen_att_is_at_least_the_identity_and_vtranm_without_measures_is_gen_att
 def test_necc_sums_to_one(name: str) -> None:
     view = viewed(name)[2]
     method = VTranM(view, length=False)
-    computed = method.trace(batch(name), TARGET, None, range(view.num_layers))
+    computed = traced(method, batch(name), TARGET, method.specs(range(view.num_layers)))
     for layer in range(view.num_layers):
         assert torch.allclose(method.mlp_weight(computed, layer).sum(1), torch.ones(3, dtype=DOUBLE))
 
@@ -107,7 +109,7 @@ def test_necc_sums_to_one(name: str) -> None:
 def test_alti_rows_sum_to_one(name: str) -> None:
     view = viewed(name)[2]
     method = Alti(view)
-    computed = method.trace(batch(name), TARGET, None, range(view.num_layers))
+    computed = traced(method, batch(name), TARGET, method.specs(range(view.num_layers)))
     for layer in range(view.num_layers):
         matrix = method.layer_map(computed, layer)
         assert torch.allclose(matrix.sum(-1), torch.ones_like(matrix[..., 0]))
@@ -242,11 +244,21 @@ def test_zero_gradients_give_a_defined_map(name: str) -> None:
         assert computed.abs().max() < 1e-12
 
 
+def features_and_gradient(view: View, images: torch.Tensor, target: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the second-to-last stage, (B, C, h, w) each."""
+    stage = view.num_stages - 2
+    request = Traced(
+        Batch(view, images), Target(torch.tensor(target)), TraceSpec.of({"features", "gfeatures"}, [stage])
+    )
+    computed = answered(request)
+    return computed["features"][stage], computed["gfeatures"][stage]
+
+
 @pytest.mark.parametrize("name", HIERARCHICAL)
 def test_cams_on_hierarchical_features(name: str) -> None:
     _, module, view = viewed(name)
     images = batch(name, 2)
-    h, g = view.features_and_gradient(images, torch.tensor([0, 1]))
+    h, g = features_and_gradient(view, images, [0, 1])
     expected = (h * g.mean((2, 3), keepdim=True)).sum(1)
     computed = build_method("grad_cam", view).attribute(images, [0, 1])
     assert relative(computed, expected) < 1e-12
@@ -260,7 +272,7 @@ def test_gradients_on_hierarchical_features_by_finite_differences() -> None:
     """Nudge the output of the watched block and compare the change of the logit."""
     _, module, view = viewed("timm_swin")
     images = batch("timm_swin", 1)
-    _, g = view.features_and_gradient(images, torch.tensor([2]))
+    _, g = features_and_gradient(view, images, [2])
     direction = torch.randn(g.shape, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
     block = module.layers[-2].blocks[-1]
     scores = []
@@ -311,5 +323,5 @@ def test_vit_explain_rollout_step_by_step() -> None:
 
 def test_aliases_resolve() -> None:
     for alias, name in ALIASES.items():
-        assert get_method(alias) is get_method(name)
+        assert get_method(alias) == get_method(name)
     assert get_method("tokentm").info.name == "vtranm"

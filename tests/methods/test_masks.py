@@ -57,7 +57,8 @@ def test_tis_with_every_channel_as_a_mask(name: str) -> None:
 def test_tis_with_the_same_centroids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, module, view = viewed(name)
     image = batch(name, 1)
-    centroids = Tis(view, masks=7).centroids(image)
+    method = Tis(view, masks=7)
+    centroids = method.centroids(helpers.subject(method, image))
     assert centroids.shape == (7, family.patches)
     masks = tis.all_masks(centroids, [0.5])
     for output in ("probability", "logit"):
@@ -116,7 +117,7 @@ def test_tis_peaks_at_the_token_that_decides(monkeypatch: pytest.MonkeyPatch) ->
     """A model that only looks whether patch 5 is there."""
     sure = 100 * F.one_hot(torch.tensor(TARGET), 4).double()
 
-    def logits(self: Subsets, present: Tensor, keep: Tensor) -> Tensor:
+    def logits(self: Subsets, parts: Any, present: Tensor, keep: Tensor) -> Tensor:
         return torch.where((keep == 5).any(1, keepdim=True), sure, -sure)
 
     monkeypatch.setattr(Subsets, "logits", logits)
@@ -156,7 +157,7 @@ def test_vit_cx_by_hand_with_its_own_masks_and_noise() -> None:
     """s_k = p(x⊙M + ε) − p(x + ε) + p(x), the same ε in both terms."""
     view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
     method = VitCx(view, delta=0.05)
-    coarse, _ = method.masks(image, view.size)
+    coarse, _ = method.masks(helpers.features(view, image), helpers.subject(method, image))
     masks = F.interpolate(coarse[:, None], size=view.size, mode="bilinear")[:, 0]
     noises = 0.1 * drawn("normal", image, slice(0, len(masks)), 0)
     scores = vit_cx.scores(scorer(view), image, masks, noises)

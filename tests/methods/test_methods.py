@@ -202,7 +202,7 @@ def test_parameters_are_checked_and_listed() -> None:
         (lambda: build_method("trans_att.rollout", view, protocol="authors"), "as released"),
         (lambda: build_method("grad_cam", view, layer=9).attribute(batch("timm_vit")), "layer 9 does not fit"),
         (lambda: build_method("att_ixg", view, start_layer=3).attribute(batch("timm_vit")), "does not fit"),
-        (lambda: build_method("decompx", view, start_layer="1"), "whole number"),
+        (lambda: build_method("decompx", view, start_layer="1"), "an integer"),
         (lambda: build_method("gradient", view, reduce="max"), "'sum' or 'l2'"),
         (lambda: build_method("decompx", view, start_layer=99).attribute(batch("timm_vit")), "does not fit"),
         (lambda: build_method("decompx.plus", view, start_layer=-1).attribute(batch("timm_vit")), "does not fit"),
@@ -254,7 +254,7 @@ def test_completeness_gap_is_measured() -> None:
 def test_composed_classes_carry_their_own_info() -> None:
     cls = get_method("decompx.skipplus")
     assert cls.info.name == "decompx.skipplus"
-    assert cls is get_method("DecompX.SkipPLUS"), "names are not case-sensitive"
+    assert cls == get_method("DecompX.SkipPLUS"), "names are not case-sensitive"
     assert cls.info.params == {"start_layer": None}
     changed = get_method("attn_cam")
     assert changed.version > cls.version, "attn_cam was defined anew"
