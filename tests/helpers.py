@@ -112,9 +112,12 @@ def answered(request: Request) -> Any:
     return Scheduler().run([asker()])[0]
 
 
-def traced(method: Any, images: Tensor, target: int, specs: Sequence[TraceSpec] | None = None) -> Trace:
+def traced(method: Any, images: Tensor, target: Any, specs: Sequence[TraceSpec] | None = None) -> Trace:
     """The trace of a white-box method, or of these specifications."""
-    shared, asked = Batch(method.model, method.model.check_images(images)), Target(torch.full((len(images),), target))
+    shared, asked = (
+        Batch(method.model, method.model.check_images(images)),
+        Target(torch.as_tensor(target).expand(len(images))),
+    )
     traces = [answered(Traced(shared, asked, spec)) for spec in (method.needs() if specs is None else specs)]
     return traces[0]
 
