@@ -18,7 +18,7 @@ import vitrail
 from vitrail import VitrailError
 from vitrail.calls import split_call
 from vitrail.data import open_data
-from vitrail.engine import trace as trace_module
+from vitrail.engine import scheduler as scheduling
 from vitrail.methods.registry import build_method, get_method, list_methods
 from vitrail.metrics.sanity import rank_correlation
 from vitrail.models.view import View
@@ -102,8 +102,8 @@ def test_half_precision_maps_are_ranked_as_those_of_the_model() -> None:
 def test_a_shared_trace_serves_half_precision_too(monkeypatch: pytest.MonkeyPatch) -> None:
     views = half("timm_vit", torch.bfloat16)
     picture, produced = views[0].preprocessing.denormalise(image("timm_vit")[0]), []
-    make = trace_module._make
-    monkeypatch.setattr(trace_module, "_make", lambda *args: produced.append(args) or make(*args))
+    make = scheduling.make_trace
+    monkeypatch.setattr(scheduling, "make_trace", lambda *args: produced.append(args) or make(*args))
     narrow, wide = (vitrail.evaluate(view, [picture], "gen_att, attn_cam", "sparseness") for view in views)
     assert len(produced) == 2, "one for each model"
     assert narrow["value"].tolist() == wide["value"].tolist()

@@ -207,7 +207,11 @@ class Scheduler:
             spec = spec.united(request.spec)
         spec = spec.united(self.plan[spec.kind]) if spec.backward and spec.kind in self.plan else spec
         batch = lead.batch
-        trace = self._in_pieces(batch.view, batch.images, lead, spec)
+
+        def make(part: slice) -> Trace:
+            return make_trace(batch.view, self.parts(batch.view), batch.images[part], lead.target.rows(part), spec)
+
+        trace = self._in_pieces(batch.view, slice(0, len(batch.images)), make, join_traces)
         batch.logits = trace.logits.to(batch.images.dtype) if batch.logits is None else batch.logits
         synchronize(batch.images.device)
         seconds = time.perf_counter() - begin
@@ -216,30 +220,29 @@ class Scheduler:
         for job in dict.fromkeys(job for job, _, _ in items):
             job.seconds += seconds
 
-    def _in_pieces(self, view: View, images: Tensor, lead: Traced, spec: TraceSpec, first: int = 0) -> Trace:
-        """The trace of some images; halved where memory runs out."""
-        target = lead.target.rows(slice(first, first + len(images)))
+    def _in_pieces(self, view: View, part: slice, compute: Callable[[slice], T], join: Callable[[list[T]], T]) -> T:
+        """What is computed of some images; halved where memory runs out."""
         try:
-            return make_trace(view, self.parts(view), images, target, spec)
+            return compute(part)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            if len(images) == 1:
+            if part.stop - part.start == 1:
                 raise too_large(view.name) from None
         empty_cache()
-        half = len(images) // 2
-        return join_traces(
-            [
-                self._in_pieces(view, images[:half], lead, spec, first),
-                self._in_pieces(view, images[half:], lead, spec, first + half),
-            ]
-        )
+        middle = (part.start + part.stop) // 2
+        halves = slice(part.start, middle), slice(middle, part.stop)
+        return join([self._in_pieces(view, half, compute, join) for half in halves])
 
     def _logits(self, items: list[Waiting]) -> None:
         begin = time.perf_counter()
         batch = items[0][2].batch
+
+        def make(part: slice) -> Tensor:
+            return forward(batch.view, self.parts(batch.view), batch.images[part])
+
         with torch.no_grad():
-            batch.logits = forward(batch.view, self.parts(batch.view), batch.images)
+            batch.logits = self._in_pieces(batch.view, slice(0, len(batch.images)), make, torch.cat)
         synchronize(batch.images.device)
         seconds = time.perf_counter() - begin
         for job, place, _ in items:
@@ -251,8 +254,10 @@ class Scheduler:
         parts = self.parts(batch.view)
         if parts is None:
             raise VitrailError(f"{batch.view.name} has no tokens to embed: it is hierarchical.")
+        walk = Walk(parts)
         with torch.no_grad():
-            embedded = Walk(parts).embed(batch.images)
+            whole = slice(0, len(batch.images))
+            embedded = self._in_pieces(batch.view, whole, lambda part: walk.embed(batch.images[part]), torch.cat)
         for job, place, _ in items:
             job._answers[place] = embedded
 
