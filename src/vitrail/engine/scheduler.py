@@ -247,7 +247,7 @@ class Scheduler:
         if parts is None:
             raise VitrailError(f"{batch.view.name} has no tokens to embed: it is hierarchical.")
         with torch.no_grad():
-            embedded = Walk(parts).embed(batch.images)
+            embedded = halved(batch.view, batch.images, lambda images, _: Walk(parts).embed(images), torch.cat)
         for job, place, _ in items:
             job._answers[place] = embedded
 
