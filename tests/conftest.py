@@ -8,6 +8,7 @@ from PIL import Image
 from tests import families
 from tests.common import LABELS, noise
 
+from vitrail.data.names import DATA_SETS
 from vitrail.methods.registry import METHODS
 from vitrail.metrics.base import METRICS
 from vitrail.models.view import View
@@ -25,7 +26,7 @@ pytest_plugins = ["tests.browser", "tests.app.pages"]
 
 @pytest.fixture(autouse=True)
 def _what_a_test_registers_goes_with_it() -> Iterator[None]:
-    with METHODS.scope(), METRICS.scope():
+    with METHODS.scope(), METRICS.scope(), DATA_SETS.scope():
         yield
 
 

@@ -289,13 +289,13 @@ def test_public_names_are_in_the_reference(package: str) -> None:
 # Error messages
 
 
-def wording(node: ast.AST) -> str | None:
-    """A string of the source with … in place of the values filled in; what registries hold is a method."""
+def wording(node: ast.AST, kind: str) -> str | None:
+    """A string of the source with … in place of the values filled in; ``kind``: what registries hold."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else "method" if "self.kind" in ast.unparse(part) else "…"
+            str(part.value) if isinstance(part, ast.Constant) else kind if "self.kind" in ast.unparse(part) else "…"
             for part in node.values
         )
     return None
@@ -304,7 +304,8 @@ def wording(node: ast.AST) -> str | None:
 @cache
 def texts() -> tuple[str, ...]:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "src").rglob("*.py"))]
-    return tuple(text for tree in trees for node in ast.walk(tree) if (text := wording(node)))
+    kinds = ("method", "metric", "data set")
+    return tuple(text for tree in trees for node in ast.walk(tree) for kind in kinds if (text := wording(node, kind)))
 
 
 def quoted() -> list[str]:
