@@ -247,7 +247,7 @@ def rows_for(target: PaperTarget, model: PaperModel, view: View) -> list[tuple[s
     """Row → method call; a row with {layer} becomes one for each layer of the model."""
     rows = []
     for row, call in target.methods.items():
-        layers = range(view.num_layers if isinstance(view, ViT) else 0) if LAYER in call else [None]
+        layers = range(view.num_layers if view.has_tokens else 0) if LAYER in call else [None]
         rows += [(row.replace(LAYER, str(layer)), target.call(row, model, layer)) for layer in layers]
     return rows
 

@@ -142,7 +142,7 @@ def mask(view: View, request: Request, report: Report) -> Answer:
         "full": float(view.probabilities(look.logits)[0, index]),
         "classes": top_classes(view, logits, 5),
         "kept": int(keep.numel()),
-        "space": "tokens" if isinstance(view, ViT) else "pixels",
+        "space": "tokens" if view.has_tokens else "pixels",
         "seconds": perf_counter() - start,
     }
 
@@ -364,7 +364,7 @@ def default_methods(view: View) -> list[str]:
 
 def grid_of(view: View) -> tuple[int, int]:
     """(rows, columns) of patches."""
-    return view.grid if isinstance(view, ViT) else (view.size[0] // PATCH_SIZE, view.size[1] // PATCH_SIZE)
+    return view.grid if view.has_tokens else (view.size[0] // PATCH_SIZE, view.size[1] // PATCH_SIZE)
 
 
 def on_grid(view: View, values: Tensor) -> Tensor:
