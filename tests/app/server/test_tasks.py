@@ -68,10 +68,10 @@ def test_explain_says_what_the_library_says(view: View, method: str | None) -> N
     close(answer["values"], expected.map)
     assert answer["shape"] == list(expected.map.shape)
     close(answer["tokens"], tasks.on_grid(view, expected.map))
-    expected = expected.to_dict()
-    assert expected.keys() - answer.keys() == {"map"}
-    for name in expected.keys() - {"map", "seconds", "signed", "extras"}:
-        assert answer[name] == expected[name], name
+    saved = expected.to_dict()
+    assert saved.keys() - answer.keys() == {"map"}
+    for name in saved.keys() - {"map", "seconds", "signed", "extras"}:
+        assert answer[name] == saved[name], name
     assert answer["signed"] == (expected.signed if expected.signed is not None else bool((expected.map < 0).any()))
     json.loads(to_json(answer))
 
