@@ -14,7 +14,6 @@ from vitrail.data.base import DataSet, read_indices
 from vitrail.data.names import open_data
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
 from vitrail.papers.catalogue import LAYER, PaperData, PaperModel, PaperTarget, requirements
 from vitrail.papers.cells import CellSpec
 

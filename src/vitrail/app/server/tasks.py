@@ -29,7 +29,6 @@ from vitrail.metrics.base import Case, trapezoid
 from vitrail.metrics.curves import PROBABILITY, even_counts, ranks, token_curve
 from vitrail.metrics.measuring import measure
 from vitrail.models.view import View
-from vitrail.models.vit import ViT
 from vitrail.progress import watched
 
 Answer = dict[str, Any]
