@@ -1,5 +1,6 @@
 """One thread per worker: the suite runs in parallel processes, its tests in any order."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,13 +16,9 @@ from vitrail.models.view import View
 from vitrail.models.wrapping import wrap
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "full: a pair of the full cross product that `make test-all` runs")
-
-
-pytest_plugins = ["tests.browser", "tests.app.pages"]
+pytest_plugins = ["tests.browser", "tests.app.servers", "tests.app.pages"]
 
 
 @pytest.fixture(autouse=True)

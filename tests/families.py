@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -299,6 +300,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "hybrid": (_refused("vit_small_r26_s32_224"), "HybridEmbed"),
     "resnet": (_resnet18, "ResNet"),
 }
+
+
+def few(names: Sequence[str], step: int) -> list[Any]:
+    """Parameters of a test: one name of ``step``; the others are marked full."""
+    return [pytest.param(name, marks=() if i % step == 0 else pytest.mark.full) for i, name in enumerate(names)]
 
 
 def find(name: str) -> Family:

@@ -24,7 +24,7 @@ import safetensors.torch
 import timm
 import torch
 import typer
-from tests.app.serving import subprocess_server
+from tests.app.serving import Served
 from tests.test_layers import BASE, ROOMS
 from typer.testing import CliRunner
 
@@ -175,17 +175,17 @@ def test_python_runs(page: Path, module: types.ModuleType) -> None:
             run(block, module)
 
 
-def test_clients_talk_to_the_server(folder: Path, module: types.ModuleType) -> None:
+@pytest.mark.usefixtures("folder")
+def test_clients_talk_to_the_server(served: Served, module: types.ModuleType) -> None:
     """The clients of the server page, in Python and curl, against a running server."""
-    with subprocess_server(folder / "log", "--model", "photo") as served:
-        for block in blocks(WEB):
-            block = replace(block, code=block.code.replace("http://127.0.0.1:8000", served.url))
-            if block.language == "python":
-                run(block, module)
-            for line in block.code.splitlines():
-                if line.startswith("curl ") and shutil.which("curl"):
-                    answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
-                    assert '"error"' not in answer.stdout
+    for block in blocks(WEB):
+        block = replace(block, code=block.code.replace("http://127.0.0.1:8000", served.url))
+        if block.language == "python":
+            run(block, module)
+        for line in block.code.splitlines():
+            if line.startswith("curl ") and shutil.which("curl"):
+                answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
+                assert '"error"' not in answer.stdout
 
 
 # The command line

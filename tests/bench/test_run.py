@@ -124,6 +124,7 @@ def test_a_method_that_changed_is_computed_again(tmp_path: Path, monkeypatch: py
     assert run(plan(images=3), tmp_path).rows == 3 * 4
 
 
+@pytest.mark.full
 def test_two_commands_at_once_on_one_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["bench", "--data", "scenes:40", "--images", "24", "--methods", "tis(masks=256),random", "--metrics",

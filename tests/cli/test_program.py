@@ -52,7 +52,9 @@ def test_the_console_script_ends_with_one_line_and_code_one(place: Path) -> None
     assert files_in(place) == set()
 
 
-@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("sign", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
+)
 def test_ctrl_c_and_sigterm_keep_what_is_done(sign: signal.Signals, code: int, tiny: list[str], place: Path) -> None:
     folder = place / "many"
     folder.mkdir()
@@ -200,6 +202,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert run.stderr == ""
 
 
+@pytest.mark.full
 def test_a_home_that_cannot_be_written_is_no_matter(tiny: list[str], photo: Path) -> None:
     places = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MPL"))}
     run = subprocess.run(

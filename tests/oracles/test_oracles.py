@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import pytest
 import torch
-from tests.families import FAMILIES, HIERARCHICAL, REFUSED, Family, build, expected_logits, find, images
+from tests.families import FAMILIES, HIERARCHICAL, REFUSED, Family, build, expected_logits, few, find, images
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout, run_blocks
 from tests.oracles.decompx import decompose, gate_of
 from tests.oracles.masked_forward import masked_logits
@@ -15,11 +14,6 @@ from tests.oracles.recipe import describe
 from torch import Tensor, nn
 
 BATCH = 2
-
-
-def few(names: list[str], step: int) -> list[Any]:
-    """One name of ``step``; the others are marked full."""
-    return [pytest.param(name, marks=() if i % step == 0 else pytest.mark.full) for i, name in enumerate(names)]
 
 
 every_family = pytest.mark.parametrize("name", FAMILIES)

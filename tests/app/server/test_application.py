@@ -23,7 +23,11 @@ OTHER_LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 
 @pytest.mark.parametrize(
     ("sign", "host"),
-    [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, OTHER_LOOPBACK), (signal.SIGKILL, "localhost")],
+    [
+        (signal.SIGTERM, OTHER_LOOPBACK),
+        pytest.param(signal.SIGINT, "127.0.0.1", marks=pytest.mark.full),
+        pytest.param(signal.SIGKILL, "localhost", marks=pytest.mark.full),
+    ],
 )
 def test_a_signal_ends_all_processes(tmp_path: Path, sign: signal.Signals, host: str) -> None:
     """Also during a job whose events a client follows, and on any loopback address."""
