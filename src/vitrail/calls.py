@@ -83,6 +83,11 @@ def check_known(name: str, params: Mapping[str, Any], known: Mapping[str, Any]) 
         raise VitrailError(f"{name} has no parameter {', '.join(unknown)}; it has: {listed}.")
 
 
+def protocols_of(owner: type) -> tuple[str, ...]:
+    """The values of the attribute ``protocol`` of a class, a ``Literal``; without it only the default."""
+    return (get_args(get_type_hints(owner)["protocol"]) if hasattr(owner, "protocol") else ()) or ("default",)
+
+
 def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)

@@ -16,9 +16,6 @@ from vitrail.methods.layerwise import Layerwise, Output, Rule, check_layers
 from vitrail.methods.registry import method
 from vitrail.models.view import View
 
-Protocol = Literal["default", "authors", "skipplus"]
-PROTOCOLS = ("default", "authors", "skipplus")
-
 
 @dataclass(kw_only=True)
 class Cam(Layerwise):
@@ -32,7 +29,7 @@ class Cam(Layerwise):
     layer: int | None = None
     rule: Rule = "plain"
     output: Output = "logit"
-    protocol: Protocol = "default"
+    protocol: Literal["default", "authors", "skipplus"] = "default"
 
     cancelling: ClassVar[bool] = False
 
@@ -102,7 +99,7 @@ def as_published(values: Tensor) -> Tensor:
 
 
 def _register(name: str, paper: str, signed: bool | None = None):  # type: ignore[no-untyped-def]
-    return method(name, family="cam", needs="features", protocols=PROTOCOLS, paper=paper, signed=signed)
+    return method(name, family="cam", needs="features", paper=paper, signed=signed)
 
 
 @_register("grad_cam", "Selvaraju et al. 2017")

@@ -84,15 +84,7 @@ def diagonal_vectors(trace: Trace, layer: int, sources: Tensor) -> Tensor:
     return torch.einsum("bhi,bhid->bid", diagonal, sources)
 
 
-@method(
-    "attin",
-    signed=False,
-    family="decomposition",
-    class_specific=False,
-    cost=(1, 0),
-    protocols=("default", "skipplus"),
-    paper="Kobayashi et al. 2020",
-)
+@method("attin", signed=False, family="decomposition", class_specific=False, cost=(1, 0), paper="Kobayashi et al. 2020")
 @dataclass(kw_only=True)
 class AttentionNorm(Contributions):
     """Length of what each token sends to the row that the head reads, heads summed before the norm.
@@ -111,7 +103,6 @@ class AttentionNorm(Contributions):
     family="decomposition",
     class_specific=False,
     cost=(1, 0),
-    protocols=("default", "skipplus"),
     paper="Kobayashi et al. 2021",
 )
 @dataclass(kw_only=True)
@@ -129,13 +120,7 @@ class AttentionNormResidual(Contributions):
 
 
 @method(
-    "globenc",
-    signed=False,
-    family="decomposition",
-    class_specific=False,
-    cost=(1, 0),
-    protocols=("default", "skipplus"),
-    paper="Modarressi et al. 2022",
+    "globenc", signed=False, family="decomposition", class_specific=False, cost=(1, 0), paper="Modarressi et al. 2022"
 )
 @dataclass(kw_only=True)
 class GlobEnc(OwnRollout, Contributions):
@@ -161,15 +146,7 @@ class GlobEnc(OwnRollout, Contributions):
         return lengths.clamp(min=0).sqrt().diagonal_scatter(kept, dim1=-2, dim2=-1)
 
 
-@method(
-    "alti",
-    signed=False,
-    family="decomposition",
-    class_specific=False,
-    cost=(1, 0),
-    protocols=("default", "skipplus"),
-    paper="Ferrando et al. 2022",
-)
+@method("alti", signed=False, family="decomposition", class_specific=False, cost=(1, 0), paper="Ferrando et al. 2022")
 @dataclass(kw_only=True)
 class Alti(OwnRollout, Contributions):
     """How much nearer (L1) each source brings the output of attention; rows sum to one; chained over the layers.

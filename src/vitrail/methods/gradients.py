@@ -98,7 +98,7 @@ class FullGradPlus(GradientMethod):
         return trace.bias[trace.num_layers]
 
 
-@method("att_ixg", family="gradient", signed=True, protocols=("default", "skipplus"), paper="AttCAT, Qiang et al. 2022")
+@method("att_ixg", family="gradient", signed=True, paper="AttCAT, Qiang et al. 2022")
 @dataclass(kw_only=True)
 class AttentionIxG(GradientMethod):
     """Input × gradient, weighted by the attention that each token receives; ``att_cat`` is its sum over layers.
@@ -216,7 +216,6 @@ class PixelGradient(Method):
     level="pixel",
     needs="logits",
     cost=(50, 50),
-    protocols=("default", "tis"),
     paper="Sundararajan et al. 2017",
 )
 @dataclass(kw_only=True)
@@ -259,7 +258,6 @@ class IntegratedGradients(PixelGradient):
     level="pixel",
     needs="logits",
     cost=(50, 50),
-    protocols=("default", "tis"),
     paper="Smilkov et al. 2017",
 )
 @dataclass(kw_only=True)

@@ -72,14 +72,7 @@ class Integrated(LayerMap):
         return (total / self.steps).clamp(min=0).mean(1)
 
 
-@method(
-    "tam",
-    signed=False,
-    family="markov",
-    cost=(21, 2),
-    protocols=("default", "authors", "tis"),
-    paper="Yuan et al. 2021 (TAM)",
-)
+@method("tam", signed=False, family="markov", cost=(21, 2), paper="Yuan et al. 2021 (TAM)")
 @dataclass(kw_only=True)
 class Tam(Integrated):
     """Attention of the last layer sent down the layers as a Markov chain, times the integrated gradient.
@@ -144,14 +137,7 @@ class Bidirectional(Integrated):
         return self.rho(trace).any(0).nonzero()[:, 0]
 
 
-@method(
-    "bt_h",
-    signed=False,
-    family="markov",
-    cost=(21, 3),
-    protocols=("default", "authors", "tis"),
-    paper="Chen et al. 2023 (BT)",
-)
+@method("bt_h", signed=False, family="markov", cost=(21, 3), paper="Chen et al. 2023 (BT)")
 @dataclass(kw_only=True)
 class BidirectionalHead(Bidirectional):
     """Attention with heads weighted by their gradients, rolled through the layers, times the integrated gradient.
@@ -173,14 +159,7 @@ class BidirectionalHead(Bidirectional):
         return torch.einsum("bh,bhij->bij", shares, attention)
 
 
-@method(
-    "bt_t",
-    signed=False,
-    family="markov",
-    cost=(21, 2),
-    protocols=("default", "authors", "tis"),
-    paper="Chen et al. 2023 (BT)",
-)
+@method("bt_t", signed=False, family="markov", cost=(21, 2), paper="Chen et al. 2023 (BT)")
 @dataclass(kw_only=True)
 class BidirectionalToken(Bidirectional):
     """Attention with sources weighted by how much longer attention makes them, times the integrated gradient.

@@ -38,16 +38,7 @@ from vitrail.models.view import View
 from vitrail.targets import Reading
 
 
-@method(
-    "rise",
-    family="mask",
-    signed=False,
-    level="pixel",
-    needs="logits",
-    cost=(4000, 0),
-    protocols=("default", "authors", "rise", "tis"),
-    paper="Petsiuk et al. 2018",
-)
+@method("rise", family="mask", signed=False, level="pixel", needs="logits", cost=(4000, 0), paper="Petsiuk et al. 2018")
 @dataclass(kw_only=True)
 class Rise(SturdyMaskMethod):
     """Mean of random smooth masks, weighted by the score of the image seen through them.

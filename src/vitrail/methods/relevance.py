@@ -31,7 +31,7 @@ from vitrail.models.view import View
 from vitrail.targets import Target
 
 
-@method("attn_cam", family="attention", protocols=("default", "authors"), paper='Chefer et al. 2021 ("GradCAM")')
+@method("attn_cam", family="attention", paper='Chefer et al. 2021 ("GradCAM")')
 @dataclass(kw_only=True)
 class AttentionCam(LayerMap):
     """Attention of the last layer, each head weighted by its mean gradient.
@@ -99,14 +99,7 @@ class Relevance(TokenMethod):
         return None
 
 
-@method(
-    "trans_att",
-    signed=False,
-    family="relevance",
-    cost=(2, 2.5),
-    protocols=("default", "authors"),
-    paper="Chefer et al. 2021 (TransAtt)",
-)
+@method("trans_att", signed=False, family="relevance", cost=(2, 2.5), paper="Chefer et al. 2021 (TransAtt)")
 @dataclass(kw_only=True)
 class TransAtt(Relevance, OwnRollout):
     """As ``gen_att``, with the relevance of attention (LRP) in place of attention itself.
@@ -135,7 +128,7 @@ class TransAtt(Relevance, OwnRollout):
         return (trace["G"][layer] * trace["R"][layer]).clamp(min=0).mean(1)
 
 
-@method("partial_lrp", family="relevance", signed=False, protocols=("default", "authors"), paper="Voita et al. 2019")
+@method("partial_lrp", family="relevance", signed=False, paper="Voita et al. 2019")
 @dataclass(kw_only=True)
 class PartialLrp(Relevance, TraceMethod):
     """Relevance of the last block's attention, in the row that the head reads.

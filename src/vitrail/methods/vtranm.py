@@ -19,14 +19,7 @@ from vitrail.methods.values import attention_of, refuses_inner_norm, sent, witho
 from vitrail.models.view import View
 
 
-@method(
-    "vtranm",
-    signed=False,
-    family="transformation",
-    cost=(1, 1),
-    protocols=("default", "vtranm"),
-    paper="Wu et al. 2024 (VTranM)",
-)
+@method("vtranm", signed=False, family="transformation", cost=(1, 1), paper="Wu et al. 2024 (VTranM)")
 @dataclass(kw_only=True)
 class VTranM(LayerMap):
     """Chain over attention and MLP of identity + attention × positive gradient × change of length and direction.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.calls import check_known, check_parameters, join_call
+from vitrail.calls import check_known, check_parameters, join_call, protocols_of
 from vitrail.engine.maps import enlarged
 from vitrail.engine.requests import Asking, Batch
 from vitrail.errors import VitrailError
@@ -216,10 +216,13 @@ def metric(
     family: str = "custom",
     higher_is_better: bool,
     needs: Needs = "map",
-    protocols: tuple[str, ...] = ("default",),
+    protocols: tuple[str, ...] | None = None,
     paper: str = "",
 ) -> Callable[[M], M]:
-    """Registers a metric: a dataclass derived from ``MapMetric`` or ``MethodMetric``."""
+    """Registers a metric: a dataclass derived from ``MapMetric`` or ``MethodMetric``.
+
+    ``protocols``: None = the values of the parameter ``protocol``, a ``Literal``.
+    """
 
     def register(cls: M) -> M:
         cls.info = MetricInfo(
@@ -227,7 +230,7 @@ def metric(
             family=family,
             higher_is_better=higher_is_better,
             needs=needs,
-            protocols=protocols,
+            protocols=protocols or protocols_of(cls),
             params=cls.parameters(),
             paper=paper,
             summary=first_line(cls),

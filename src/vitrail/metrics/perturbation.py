@@ -27,9 +27,6 @@ from vitrail.metrics.curves import (
 )
 from vitrail.metrics.functional import functional
 
-AreaProtocol = Literal["default", "tis", "rise", "vit_cx"]
-AREA = ("default", "tis", "rise", "vit_cx")
-
 
 @dataclass(kw_only=True)
 class Area(MapMetric):
@@ -45,7 +42,7 @@ class Area(MapMetric):
     steps: int = 224
     seed: int = 0
     precision: Precision = "auto"
-    protocol: AreaProtocol = "default"
+    protocol: Literal["default", "tis", "rise", "vit_cx"] = "default"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +88,7 @@ class Area(MapMetric):
         return average(points) if self.protocol == "tis" else trapezoid(points)
 
 
-@metric("insertion", family="perturbation", higher_is_better=True, protocols=AREA, paper="Petsiuk et al. 2018")
+@metric("insertion", family="perturbation", higher_is_better=True, paper="Petsiuk et al. 2018")
 @dataclass(kw_only=True)
 class Insertion(Area):
     """Area under the class's probability while the most important pixels appear first."""
@@ -101,7 +98,7 @@ class Insertion(Area):
         return Scored(area, curve, extras={"ties": case.ties})
 
 
-@metric("deletion", family="perturbation", higher_is_better=False, protocols=AREA, paper="Petsiuk et al. 2018")
+@metric("deletion", family="perturbation", higher_is_better=False, paper="Petsiuk et al. 2018")
 @dataclass(kw_only=True)
 class Deletion(Area):
     """Area under the class's probability while the most important pixels vanish first."""
@@ -111,7 +108,7 @@ class Deletion(Area):
         return Scored(area, curve, extras={"ties": case.ties})
 
 
-@metric("insertion_minus_deletion", family="perturbation", higher_is_better=True, protocols=AREA, paper="TIS")
+@metric("insertion_minus_deletion", family="perturbation", higher_is_better=True, paper="TIS")
 @dataclass(kw_only=True)
 class InsertionMinusDeletion(Area):
     """Insertion minus deletion, by the same parameters."""
@@ -165,10 +162,7 @@ class Removal(MapMetric):
         return Scored(trapezoid(still), still.tolist(), extras={"ties": case.ties})
 
 
-REMOVAL_PROTOCOLS = ("default", "vtranm")
-
-
-@metric("positive_auc", family="perturbation", higher_is_better=False, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@metric("positive_auc", family="perturbation", higher_is_better=False, paper="VTranM")
 @dataclass(kw_only=True)
 class PositiveAuc(Removal):
     """Top-1 accuracy while the most important pixels are removed first (area over 0…100 %)."""
@@ -177,7 +171,7 @@ class PositiveAuc(Removal):
         return (yield from self.right(case))
 
 
-@metric("negative_auc", family="perturbation", higher_is_better=True, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@metric("negative_auc", family="perturbation", higher_is_better=True, paper="VTranM")
 @dataclass(kw_only=True)
 class NegativeAuc(Removal):
     """Top-1 accuracy while the least important pixels are removed first (area over 0…100 %)."""
@@ -188,7 +182,7 @@ class NegativeAuc(Removal):
         return (yield from self.right(case))
 
 
-@metric("aopc", family="perturbation", higher_is_better=True, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@metric("aopc", family="perturbation", higher_is_better=True, paper="VTranM")
 @dataclass(kw_only=True)
 class Aopc(Removal):
     """Mean fall of the class's probability while the most important pixels are removed, the untouched image counted."""
@@ -199,7 +193,7 @@ class Aopc(Removal):
         return Scored(average(falls), falls.tolist(), extras={"ties": case.ties})
 
 
-@metric("log_odds", family="perturbation", higher_is_better=False, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@metric("log_odds", family="perturbation", higher_is_better=False, paper="VTranM")
 @dataclass(kw_only=True)
 class LogOdds(Removal):
     """Mean change of the class's log-probability while the most important pixels are removed."""

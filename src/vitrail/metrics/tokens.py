@@ -70,14 +70,7 @@ class TokenCurve(MapMetric):
 
 
 def _metric(name: str, higher_is_better: bool):  # type: ignore[no-untyped-def]
-    return metric(
-        name,
-        family="token masking",
-        higher_is_better=higher_is_better,
-        needs="tokens",
-        protocols=("default", "skipplus"),
-        paper="SkipPLUS",
-    )
+    return metric(name, family="token masking", higher_is_better=higher_is_better, needs="tokens", paper="SkipPLUS")
 
 
 @_metric("token_deletion_accuracy", higher_is_better=False)
