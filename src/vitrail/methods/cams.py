@@ -59,11 +59,7 @@ class Cam(Layerwise):
 
     def needs(self) -> Sequence[TraceSpec]:
         if not self.model.has_tokens:
-            if self.rule != "plain":
-                raise VitrailError(
-                    f'rule="{self.rule}" needs tokens and blocks, which {self.model.name} does not have.'
-                )
-            return [TraceSpec.of({"features", "gfeatures"}, [self.stage], output=self.output)]
+            return [TraceSpec.of({"features", "gfeatures"}, [self.stage], self.rule, self.output)]
         if self.protocol != "authors":
             return super().needs()
         layers = check_layers(self.layers(), self.model.num_layers)

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from vitrail.core.parts import Block, Norm
 from vitrail.engine.trace import Trace
-from vitrail.methods.gradients import completeness_gap, input_x_gradient
+from vitrail.methods.gradients import completeness_gap
 from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, OwnRollout
 from vitrail.methods.registry import method
-from vitrail.methods.values import refuses_inner_norm, sent
-from vitrail.models.view import View
+from vitrail.methods.values import ValueMethod, sent
 
 # Entries of (rows, n, d) vectors held at once.
 CHUNK = 32 * 2**20
@@ -31,16 +30,13 @@ class DecompX(Layerwise):
     rule: ClassVar[str] = "frozen"
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx", "bias"})
 
-    def scores(self, trace: Trace, layer: int) -> Tensor:
-        return input_x_gradient(trace, layer)
-
     def extras(self, trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
         """The largest gap over the layers between the logit and its shares, relative to max(1, |logit|)."""
         return {"completeness_gap": completeness_gap(trace, layers)}
 
 
 @dataclass(kw_only=True)
-class Contributions(LayerMap):
+class Contributions(ValueMethod, LayerMap):
     """Layer maps from the vectors V_ij = Σ_h A_ij^h f_j^h (+ x_i where i = j) that source j sends to target i.
 
     ``protocol="skipplus"``: the shift of the first norm and the bias of the values belong to no source and stay out.
@@ -49,10 +45,6 @@ class Contributions(LayerMap):
     protocol: Literal["default", "skipplus"] = "default"
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v"})
-
-    @classmethod
-    def unsupported(cls, model: View) -> str | None:
-        return super().unsupported(model) or refuses_inner_norm(model)
 
     @property
     def pools_by_attention(self) -> bool:

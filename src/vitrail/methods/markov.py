@@ -16,8 +16,7 @@ from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, check_layers, on_tokens
 from vitrail.methods.registry import method
-from vitrail.methods.values import attention_of, refuses_inner_norm, sent
-from vitrail.models.view import View
+from vitrail.methods.values import ValueMethod, attention_of, sent
 from vitrail.progress import shown
 from vitrail.targets import Target
 
@@ -161,7 +160,7 @@ class BidirectionalHead(Bidirectional):
 
 @method("bt_t", signed=False, family="markov", cost=(21, 2), paper="Chen et al. 2023 (BT)")
 @dataclass(kw_only=True)
-class BidirectionalToken(Bidirectional):
+class BidirectionalToken(ValueMethod, Bidirectional):
     """Attention with sources weighted by how much longer attention makes them, times the integrated gradient.
 
     ``protocol="authors"`` starts at the sixth block, ``"tis"`` at the first.
@@ -169,10 +168,6 @@ class BidirectionalToken(Bidirectional):
 
     keep: ClassVar[frozenset[str]] = frozenset({"A", "v", "x"})
     published_start: ClassVar[int] = 5
-
-    @classmethod
-    def unsupported(cls, model: View) -> str | None:
-        return super().unsupported(model) or refuses_inner_norm(model)
 
     def step(self, trace: Trace, layer: int) -> Tensor:
         """mean_h A · diag(r), r_j = ‖what token j sends‖ / ‖token j‖."""

@@ -56,9 +56,6 @@ class Rise(SturdyMaskMethod):
     seed: int = 0
     protocol: Literal["default", "authors", "rise", "tis"] = "default"
 
-    def needs(self) -> Sequence[TraceSpec]:
-        return [tokens_spec(self.model)] if self.space == "tokens" else []
-
     def explain_one(self, subject: Subject) -> Explained:
         count = self.masks if self.masks is not None else 6000 if self.protocol in ("authors", "rise") else 4000
         share = self.ratio if self.ratio is not None else 0.5 if self.protocol == "default" else 0.1
@@ -127,9 +124,6 @@ class Occlusion(MaskMethod):
     stride: int | None = None
     baseline: float = 0.0
     space: Space = "pixels"
-
-    def needs(self) -> Sequence[TraceSpec]:
-        return [tokens_spec(self.model)] if self.space == "tokens" else []
 
     def explain_one(self, subject: Subject) -> Explained:
         sides = subject.size if self.space == "pixels" else self.model.grid

@@ -16,7 +16,6 @@ from vitrail.engine.requests import Asking, Batch, PixelGradients, resolved
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, TokenMethod, TraceMethod
-from vitrail.methods.gradients import input_x_gradient
 from vitrail.methods.layerwise import (
     LayerMap,
     Layerwise,
@@ -224,9 +223,6 @@ class ConservativeLrp(Layerwise):
 
     rule: ClassVar[str] = "conservative"
 
-    def scores(self, trace: Trace, layer: int) -> Tensor:
-        return input_x_gradient(trace, layer)
-
 
 @method("attn_lrp", family="relevance", signed=True, paper="Achtibat et al. 2024")
 @dataclass(kw_only=True)
@@ -237,6 +233,3 @@ class AttnLrp(Layerwise):
     output: Output = "logit"
 
     rule: ClassVar[str] = "attn_lrp"
-
-    def scores(self, trace: Trace, layer: int) -> Tensor:
-        return input_x_gradient(trace, layer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +11,6 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from vitrail.engine.requests import Asking
-from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import (
@@ -22,7 +20,6 @@ from vitrail.methods.masking import (
     SturdyMaskMethod,
     Subject,
     refuse_baseline,
-    tokens_spec,
 )
 from vitrail.methods.registry import method
 
@@ -40,9 +37,6 @@ class SubsetMethod(MaskMethod):
     seed: int = 0
 
     least: ClassVar[int] = 2
-
-    def needs(self) -> Sequence[TraceSpec]:
-        return [tokens_spec(self.model)] if self.space == "tokens" else []
 
     def grid(self) -> tuple[int, int]:
         return self.model.cells

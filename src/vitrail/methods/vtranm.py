@@ -15,13 +15,12 @@ from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, Rule, on_tokens
 from vitrail.methods.registry import method
-from vitrail.methods.values import attention_of, refuses_inner_norm, sent, without_bias
-from vitrail.models.view import View
+from vitrail.methods.values import ValueMethod, attention_of, sent, without_bias
 
 
 @method("vtranm", signed=False, family="transformation", cost=(1, 1), paper="Wu et al. 2024 (VTranM)")
 @dataclass(kw_only=True)
-class VTranM(LayerMap):
+class VTranM(ValueMethod, LayerMap):
     """Chain over attention and MLP of identity + attention × positive gradient × change of length and direction.
 
     The rows of the paper's table 4: ``aggregate, length, necc`` = F F F (equation 8 at the first block), T F F, T T F,
@@ -42,10 +41,6 @@ class VTranM(LayerMap):
     keep: ClassVar[frozenset[str]] = frozenset({"x", "u", "mid", "A", "G", "v", "mlp_out"})
     aggregations: ClassVar[tuple[str, ...]] = ()
     no_aggregation: ClassVar[str] = "VTranM already runs through all layers"
-
-    @classmethod
-    def unsupported(cls, model: View) -> str | None:
-        return super().unsupported(model) or refuses_inner_norm(model)
 
     def needs(self) -> Sequence[TraceSpec]:
         depth = self.model.num_layers
