@@ -83,8 +83,8 @@ def check_known(name: str, params: Mapping[str, Any], known: Mapping[str, Any]) 
         raise VitrailError(f"{name} has no parameter {', '.join(unknown)}; it has: {listed}.")
 
 
-def protocols_of(owner: type) -> tuple[str, ...]:
-    """The values of the attribute ``protocol`` of a class, a ``Literal``; without it only the default."""
+def protocols_of(owner: Any) -> tuple[str, ...]:
+    """The values of the parameter ``protocol`` of a class, a ``Literal``; without it only the default."""
     return (get_args(get_type_hints(owner)["protocol"]) if hasattr(owner, "protocol") else ()) or ("default",)
 
 

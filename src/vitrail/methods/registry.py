@@ -96,7 +96,7 @@ def method(
             level=level,
             needs=needs,
             cost=cost,
-            protocols=protocols or (protocols_of(definition) if is_class else ("default",)),
+            protocols=protocols or protocols_of(definition),
             params=params,
             paper=paper,
             summary=first_line(definition),
