@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitrail.errors import VitrailError
 
@@ -65,6 +65,31 @@ def split_list(text: str | Sequence[str]) -> list[str]:
     if start <= len(text):
         raise VitrailError(f"cannot parse {text!r}: its brackets do not match.")
     return [item for item in items if item]
+
+
+class Named:
+    """What has a name and parameters: a method or a metric."""
+
+    info: ClassVar[Any]
+
+    @classmethod
+    def parameters(cls) -> dict[str, Any]:
+        """The parameters and their defaults."""
+        raise NotImplementedError
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters and their values."""
+        return {name: getattr(self, name) for name in self.parameters()}
+
+    def given(self) -> dict[str, Any]:
+        """The parameters that are not at their default."""
+        return {name: value for name, value in self.params.items() if value != self.info.params[name]}
+
+    @property
+    def call(self) -> str:
+        """Name and parameters as text, as in rows and plans."""
+        return join_call(self.info.name, self.given())
 
 
 def check_parameters(owner: type, params: Mapping[str, Any]) -> None:

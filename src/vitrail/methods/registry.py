@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.calls import check_known, protocols_of
 from vitrail.engine.requests import Asking, Batch, resolved
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, refuse_unsupported
+from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, TokenMethod, refuse_unsupported
 from vitrail.models.view import View
 from vitrail.registry import Registry, first_line, matching
 from vitrail.targets import Target, on_device
@@ -213,9 +213,7 @@ class FunctionFactory:
         return {name: hints.get(name, Any) for name in self.info.params}
 
     def unsupported(self, model: View) -> str | None:
-        if self.info.needs == "tokens" and not model.has_tokens:
-            return "it has no fixed tokens (hierarchical)"
-        return None
+        return TokenMethod.unsupported(model) if self.info.needs == "tokens" else None
 
     def __call__(self, model: View, *, shape: Literal["map", "input"] = "map", **params: Any) -> Method:
         return FunctionMethod(model, shape=shape, factory=self, values={**self.parameters(), **params})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +35,6 @@ class SubsetMethod(MaskMethod):
     space: Space = "pixels"
     seed: int = 0
 
-    least: ClassVar[int] = 2
-
     def grid(self) -> tuple[int, int]:
         return self.model.cells
 
@@ -57,8 +54,8 @@ class SubsetMethod(MaskMethod):
         return (yield scorer.pictures(len(present), make))
 
     def check(self, samples: int) -> None:
-        if samples < self.least:
-            raise VitrailError(f"{self.info.name} needs at least {self.least} samples, but got {samples}.")
+        if samples < 2:
+            raise VitrailError(f"{self.info.name} needs at least 2 samples, but got {samples}.")
 
 
 @method("lime", family="mask", signed=True, needs="logits", cost=(1000, 0), paper="Ribeiro et al. 2016")

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.core.rules import get_rule
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.methods.base import Attribution
-from vitrail.methods.layerwise import LayerMap, Output, Rule, on_tokens
+from vitrail.methods.layerwise import LayerMap, Output, Rule
 from vitrail.methods.registry import method
 from vitrail.methods.values import ValueMethod, attention_of, sent, without_bias
 
@@ -48,7 +48,9 @@ class VTranM(ValueMethod, LayerMap):
 
     def read(self, *traces: Trace) -> Attribution:
         (trace,) = traces
-        row = self.first_row(trace)
+        # an attention pool is one more weighted attention, without an identity
+        pooled = self.pools_by_attention and self.aggregate
+        row = self.scores(trace, trace.num_layers) if pooled else self.rho(trace)
         for layer in reversed(range(trace.num_layers if self.aggregate else 1)):
             if self.aggregate:
                 row = row + row * self.mlp_weight(trace, layer)
@@ -56,12 +58,6 @@ class VTranM(ValueMethod, LayerMap):
         if self.length:
             row = row * trace["x"][0].norm(dim=-1)  # C⁰ = diag ‖x_0‖
         return Attribution(self.on_grid(row))
-
-    def first_row(self, trace: Trace) -> Tensor:
-        """What the head reads; an attention pool is one more weighted attention, without an identity."""
-        if not (self.pools_by_attention and self.aggregate):
-            return self.rho(trace)
-        return on_tokens(self.layer_map(trace, trace.num_layers)[:, 0], trace)
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         """mean_h ReLU(G)⊙(A diag(w)): equation 8 with the weights of equation 13."""
