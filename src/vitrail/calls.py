@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitrail.errors import VitrailError
 
@@ -67,6 +67,31 @@ def split_list(text: str | Sequence[str]) -> list[str]:
     return [item for item in items if item]
 
 
+class Named:
+    """What has a name and parameters: a method or a metric."""
+
+    info: ClassVar[Any]
+
+    @classmethod
+    def parameters(cls) -> dict[str, Any]:
+        """The parameters and their defaults."""
+        raise NotImplementedError
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters and their values."""
+        return {name: getattr(self, name) for name in self.parameters()}
+
+    def given(self) -> dict[str, Any]:
+        """The parameters that are not at their default."""
+        return {name: value for name, value in self.params.items() if value != self.info.params[name]}
+
+    @property
+    def call(self) -> str:
+        """Name and parameters as text, as in rows and plans."""
+        return join_call(self.info.name, self.given())
+
+
 def check_parameters(owner: type, params: Mapping[str, Any]) -> None:
     """Raises an error that names the parameter, its type and the value."""
     hints = get_type_hints(owner)
@@ -81,6 +106,11 @@ def check_known(name: str, params: Mapping[str, Any], known: Mapping[str, Any]) 
     if unknown:
         listed = ", ".join(f"{key}={value!r}" for key, value in known.items() if key != "shape") or "none"
         raise VitrailError(f"{name} has no parameter {', '.join(unknown)}; it has: {listed}.")
+
+
+def protocols_of(owner: Any) -> tuple[str, ...]:
+    """The values of the parameter ``protocol`` of a class, a ``Literal``; without it only the default."""
+    return (get_args(get_type_hints(owner)["protocol"]) if hasattr(owner, "protocol") else ()) or ("default",)
 
 
 def _value(text: str) -> Any:

@@ -195,5 +195,5 @@ def test_wrong_files(tmp_path):
     with pytest.raises(VitrailError, match="expected a multiple of 3073"):
         Cifar(tmp_path)
     (path.parent / "data_batch_3.bin").unlink()
-    with pytest.raises(VitrailError, match=r"data_batch_3\.bin' cannot be read"):
+    with pytest.raises(VitrailError, match=r"data_batch_3\.bin' was not found: unpack the archive again"):
         Cifar(tmp_path, split="train")

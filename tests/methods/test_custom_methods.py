@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -46,6 +46,15 @@ def test_a_custom_gradient(model: View, photo: Image.Image) -> None:
     assert ex.map.shape == (32, 32)
     assert float(ex.map.max()) > 0
     assert ex.heatmap().shape == (40, 64)
+
+
+def test_protocols_are_the_values_of_the_parameter() -> None:
+    @dataclass(kw_only=True)
+    class Chosen(vitrail.Method):
+        protocol: Literal["default", "authors"] = "default"
+
+    assert vitrail.method("chosen")(Chosen).info.protocols == ("default", "authors")
+    assert vitrail.method("chosen", protocols=("default",))(Chosen).info.protocols == ("default",)
 
 
 def test_a_class_becomes_a_method(model: View, photo: Image.Image) -> None:

@@ -126,6 +126,16 @@ class DataSet(Sequence[Example], ABC):
         return Subset(self, np.sort(np.random.default_rng(seed).permutation(len(self))[:count]).tolist())
 
 
+class Listed(DataSet):
+    """A data set that keeps the list of its ids."""
+
+    _ids: list[str]
+
+    @property
+    def ids(self) -> list[str]:
+        return self._ids
+
+
 class Subset(DataSet):
     """Some examples of a data set, in a given order. Each at most once, so that ids stay unique."""
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.base import DataSet, Example
-from vitrail.data.paths import broken, missing, read_text
+from vitrail.data.base import Example, Listed
+from vitrail.data.paths import broken, missing, read_bytes, read_text
 from vitrail.errors import VitrailError
 
 _PIXELS = 3 * 32 * 32
+_UNPACK = "unpack the archive again"
 _BATCH_FILES = {
     (10, "test"): ["test_batch"],
     (10, "train"): [f"data_batch_{number}" for number in range(1, 6)],
@@ -28,7 +29,7 @@ _BINARY_NAMES = {10: "batches.meta.txt", 100: "fine_label_names.txt"}
 _PYTHON_NAMES = {10: ("batches.meta", b"label_names"), 100: ("meta", b"fine_label_names")}
 
 
-class Cifar(DataSet):
+class Cifar(Listed):
     """Images of 32 × 32 pixels in 10 or 100 classes (the fine labels of CIFAR-100).
 
     The binary version (`cifar-10-batches-bin`, `cifar-100-binary`) is read if present, otherwise the Python version,
@@ -64,10 +65,6 @@ class Cifar(DataSet):
             raise VitrailError(f"'{root}' names {len(self.labels)} classes, expected {classes}.")
         self._ids = [f"{split}/{position:05}" for position in range(len(self._labels))]
 
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
-
     def load(self, position: int) -> Example:
         colours = self._pixels[position].reshape(3, 32, 32).transpose(1, 2, 0)
         image = Image.fromarray(np.ascontiguousarray(colours))
@@ -81,7 +78,7 @@ def _folder_with(root: Path, folder: str, file: str) -> Path | None:
 def _read_binary(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """(labels, pixels). A record is the label (coarse, then fine, for 100 classes) and the pixels."""
     before = 1 if classes == 10 else 2
-    data = np.frombuffer(_bytes(path), dtype=np.uint8)
+    data = np.frombuffer(read_bytes(path, "CIFAR file", _UNPACK), dtype=np.uint8)
     if not len(data) or len(data) % (before + _PIXELS):
         raise broken("CIFAR file", path, f"{len(data)} bytes, expected a multiple of {before + _PIXELS}")
     records = data.reshape(-1, before + _PIXELS)
@@ -123,13 +120,6 @@ def _python_names(folder: Path, classes: int) -> list[str] | None:
     if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
         raise broken("CIFAR file", folder / file, f"expected a list of names under {key!r}")
     return [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names]
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise broken("CIFAR file", path, error.strerror or str(error)) from error
 
 
 class _Array:
@@ -193,7 +183,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def read_plain_pickle(path: Path) -> dict[Any, Any]:
     """Reads a pickled dictionary of strings, numbers, lists and byte arrays; anything else is refused."""
-    data = _bytes(path)
+    data = read_bytes(path, "CIFAR file", _UNPACK)
     try:
         # The files come from Python 2, whose texts are bytes.
         content = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()

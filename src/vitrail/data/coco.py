@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.base import DataSet, Example, Mask, Object, largest_class
+from vitrail.data.base import Example, Listed, Mask, Object, largest_class
 from vitrail.data.coco_masks import decode_segmentation
 from vitrail.data.orientation import Picture, read_picture
 from vitrail.data.paths import broken, find_file, find_folder, inside, read_text
@@ -18,7 +18,7 @@ _GET = "download val2017.zip and annotations_trainval2017.zip from cocodataset.o
 _WHAT = "annotation file"
 
 
-class Coco(DataSet):
+class Coco(Listed):
     """Images `val2017/*.jpg` with the boxes and masks of `annotations/instances_val2017.json`, in order of image ids.
 
     Labels are the categories in order of their ids (which have gaps: id 90 is label 79). Each thing is one object;
@@ -58,10 +58,6 @@ class Coco(DataSet):
         self._annotations: dict[int, list[dict[str, Any]]] = {}
         for annotation in annotations:
             self._annotations.setdefault(int(annotation["image_id"]), []).append(annotation)
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
 
     def load(self, position: int) -> Example:
         entry = self._images[position]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from vitrail.data.base import DataSet, Example, Object
+from vitrail.data.base import Example, Listed, Object
 from vitrail.data.images import read_image
 from vitrail.data.orientation import Picture, read_picture
 from vitrail.data.paths import (
@@ -52,7 +52,7 @@ def index_of(wnids: Sequence[str]) -> dict[str, int]:
     return {wnid: index for index, wnid in enumerate(wnids)}
 
 
-class ImageNet(DataSet):
+class ImageNet(Listed):
     """ILSVRC2012 images, with boxes where their XML files are given.
 
     Two layouts are read: class folders (`val/n01440764/*.JPEG`, in sorted order, the order of torchvision and of
@@ -94,10 +94,6 @@ class ImageNet(DataSet):
         else:
             self._ids, self._labels = self._flat_files(nearby)
         self._boxes = None if boxes is None else _box_folder(Path(boxes), split)
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
 
     def load(self, position: int) -> Example:
         name, label = self._ids[position], self._labels[position]
@@ -147,7 +143,7 @@ class ImageNet(DataSet):
         return tuple(objects)
 
 
-class Imagenette(DataSet):
+class Imagenette(Listed):
     """Ten easy classes of ImageNet (`val/n01440764/*.JPEG`).
 
     Labels are 0…9 in sorted order of wnids, or with `classes="imagenet"` ImageNet's indices.
@@ -169,10 +165,6 @@ class Imagenette(DataSet):
             self.labels = names
         files, self._labels = class_folder_files(self.folder, self._index, self.name)
         self._ids = [f"{split}/{name}" for name in files]
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
 
     def load(self, position: int) -> Example:
         name = self._ids[position]

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from vitrail.data.base import DataSet, Example, Object, largest_class
+from vitrail.data.base import Example, Listed
 from vitrail.data.imagenet import imagenet_classes, index_of, own_classes
-from vitrail.data.orientation import class_masks, read_picture
+from vitrail.data.orientation import read_picture, segmented
 from vitrail.data.paths import find_file, find_folder, folder_names, missing, read_rows, read_values, utf8_names
 from vitrail.errors import VitrailError
-from vitrail.geometry import tight_box
 
-_OTHER, _IGNORE = 0, 1000
+_IGNORE = 1000
 
 
-class ImageNetS(DataSet):
+class ImageNetS(Listed):
     """`validation/<wnid>/*.JPEG` with `validation-segmentation/<wnid>/*.png`, in sorted order of paths.
 
     The class number of a pixel is R + 256·G: 0 is other, 1000 is ignore, k is line k of the category file. Each class
@@ -73,23 +73,13 @@ class ImageNetS(DataSet):
         self._label_of_number = {number: place[wnid] for number, wnid in enumerate(wnids, start=1)}
         self._label_of_folder = place
 
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
-
     def load(self, position: int) -> Example:
         name = self._ids[position]
         picture, path = read_picture(self.pictures / f"{name}.JPEG"), self.masks / f"{name}.png"
         colours = read_values(path, "mask", ("RGB", "RGBA")).astype(np.int64)
-        numbers = picture.mask(colours[..., 0] + 256 * colours[..., 1], path)
-        objects = []
-        for number, mask in class_masks(numbers, {_OTHER, _IGNORE}):
-            if number not in self._label_of_number:
-                classes = len(self._label_of_number)
-                raise VitrailError(f"mask '{path}' holds class {number}, expected 0…{classes} or {_IGNORE} (ignore).")
-            objects.append(Object(self._label_of_number[number], tight_box(mask), mask))
-        label = largest_class(objects) if objects else self._label_of_folder.get(name.partition("/")[0])
-        return Example(name, picture.image, label, tuple(objects), numbers == _IGNORE, by_area=True)
+        numbers = colours[..., 0] + 256 * colours[..., 1]
+        example = segmented(name, picture, numbers, path, self._label_of_number, _IGNORE)
+        return example if example.objects else replace(example, label=self._label_of_folder.get(name.partition("/")[0]))
 
 
 def _read_categories(root: Path, size: int, categories: str | Path | None) -> list[str]:

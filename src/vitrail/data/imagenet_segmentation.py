@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.base import DataSet, Example, Object
+from vitrail.data.base import Example, Listed, Object
 from vitrail.data.images import read_image
 from vitrail.data.paths import broken, missing
 from vitrail.errors import VitrailError
 from vitrail.geometry import tight_box
 
 
-class ImageNetSegmentation(DataSet):
+class ImageNetSegmentation(Listed):
     """The file `gtsegs_ijcv.mat` (HDF5). It has masks of the foreground and no classes: every label is None.
 
     Ids are the positions in the file, from 0.
@@ -42,10 +42,6 @@ class ImageNetSegmentation(DataSet):
         except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
             raise broken("file", self.path, f"expected HDF5 with /value/img and /value/gt, n × 1 ({error})") from error
         self._ids = [f"{position:04}" for position in range(count)]
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}  # an open file does not travel to another process

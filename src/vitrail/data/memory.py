@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from vitrail.data.base import DataSet, Example
+from vitrail.data.base import Example, Listed
 from vitrail.data.images import ImageSource, read_image
 from vitrail.errors import VitrailError
 from vitrail.files import printable
@@ -16,7 +16,7 @@ from vitrail.files import printable
 Item: TypeAlias = ImageSource | tuple[ImageSource, int | str | None] | Example
 
 
-class InMemory(DataSet):
+class InMemory(Listed):
     """Given items: each an image (path, PIL image or uint8 array), a pair (image, label), or an Example.
 
     Ids are the names of files, the ids of examples and the numbers of others; all are numbers where two would agree.
@@ -33,10 +33,6 @@ class InMemory(DataSet):
         self.name, self.labels = name, None if labels is None else tuple(labels)
         self._items = [self._checked(item, number) for number, item in enumerate(items)]
         self._ids = self._find_ids()
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
 
     def load(self, position: int) -> Example:
         item = self._items[position]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vitrail.data.base import DataSet, Example
+from vitrail.data.base import Example, Listed
 from vitrail.data.images import read_image
 from vitrail.data.paths import broken, find_folder, inside, read_rows, require_unique, utf8_names
 from vitrail.errors import VitrailError
@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError
 _STUDY = re.compile(r"study\d+_(positive|negative)")
 
 
-class Mura(DataSet):
+class Mura(Listed):
     """`train/XR_ELBOW/patient00011/study1_positive/image1.png`, in the order of `train_image_paths.csv`.
 
     Label 1 is positive (abnormal), 0 negative. Without the list of paths the folders are searched, in sorted order.
@@ -53,10 +53,6 @@ class Mura(DataSet):
         if study is None:
             raise VitrailError(f"MURA path {name!r} is in no folder study…_positive or study…_negative.")
         return int(study[1] == "positive")
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
 
     def load(self, position: int) -> Example:
         name = self._ids[position]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from vitrail.data.base import Mask
+from vitrail.data.base import Example, Object, largest_class
 from vitrail.data.images import read_image
 from vitrail.data.paths import broken
 from vitrail.errors import VitrailError
-from vitrail.geometry import Box, clip_box
+from vitrail.geometry import Box, clip_box, tight_box
 
 # EXIF orientation → how the stored image becomes upright: swap x and y, then flip x, then flip y.
 _TURNS = {
@@ -81,7 +83,19 @@ def read_picture(path: Path) -> Picture:
     return Picture(path, image, size, orientation if orientation in _TURNS else 1)
 
 
-def class_masks(values: NDArray[np.generic], leave_out: set[int]) -> list[tuple[int, Mask]]:
-    """(number, mask) for every number in an array of class numbers, smallest first."""
-    numbers = [int(number) for number in np.unique(values)]
-    return [(number, values == number) for number in numbers if number not in leave_out]
+def segmented(
+    name: str, picture: Picture, values: NDArray[Any], path: Path, labels: Mapping[int, int], ignore: int
+) -> Example:
+    """The example whose mask, as stored, holds class numbers: each class is an object, 0 is none, `labels` are known.
+
+    Its label is that of the class with the largest area, None where no pixel has a class.
+    """
+    numbers = picture.mask(values, path)
+    objects = []
+    for number in np.unique(numbers).tolist():
+        if number in labels:
+            mask = numbers == number
+            objects.append(Object(labels[number], tight_box(mask), mask))
+        elif number not in (0, ignore):
+            raise VitrailError(f"mask '{path}' holds class {number}, expected 0…{len(labels)} or {ignore} (ignore).")
+    return Example(name, picture.image, largest_class(objects), tuple(objects), numbers == ignore, by_area=True)

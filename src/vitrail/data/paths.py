@@ -19,7 +19,7 @@ from vitrail.files import printable, reading
 
 PICTURE_SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .png .ppm .tif .tiff .webp".split())
 
-_MAX_TEXT_BYTES = 2**31
+_MAX_BYTES = 2**31
 
 
 def missing(what: str, where: str | Path, how: str) -> VitrailError:
@@ -65,16 +65,21 @@ def inside(root: Path, name: str, source: str | Path) -> Path:
     return root / name
 
 
+def read_bytes(path: str | Path, what: str, how: str = "check the path") -> bytes:
+    """Reads a whole file; ``how`` to obtain it is part of the error where it is missing."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_BYTES)
+    except FileNotFoundError:
+        raise VitrailError(f"{what} '{path}' was not found: {how}.") from None
+    except OSError as error:
+        raise broken(what, path, error.strerror or str(error)) from error
+
+
 def read_text(path: str | Path, what: str) -> str:
     """Reads a whole UTF-8 text file."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_TEXT_BYTES)
-        return data.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise VitrailError(f"{what} '{path}' was not found: check the path.") from None
-    except OSError as error:
-        raise broken(what, path, error.strerror or str(error)) from error
+        return read_bytes(path, what).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise broken(what, path, f"it is not UTF-8 text ({error.reason})") from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitrail.data.base import DataSet, Example, Object
+from vitrail.data.base import Example, Listed, Object
 from vitrail.data.orientation import read_picture
 from vitrail.data.paths import broken, find_file, find_folder, inside, read_integer, read_rows, read_values
 from vitrail.data.trimaps import read_trimap
@@ -13,7 +13,7 @@ from vitrail.geometry import tight_box
 _GET = "download images.tar.gz and annotations.tar.gz from robots.ox.ac.uk/~vgg/data/pets and unpack both there"
 
 
-class OxfordPets(DataSet):
+class OxfordPets(Listed):
     """`images/*.jpg`, `annotations/trimaps/*.png`, in the order of `annotations/test.txt` or `trainval.txt`.
 
     Labels are the class ids of those lists, from 0 instead of 1. The pet's pixels (1 in the trimap) are the object,
@@ -36,10 +36,6 @@ class OxfordPets(DataSet):
         find_file([listing], f"the list '{split}.txt'", self.annotations, "give split='test' or split='trainval'")
         self._ids, self._labels = _read_listing(listing)
         self.labels = _breeds([self.annotations / "list.txt", listing])
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
 
     def load(self, position: int) -> Example:
         name, label = self._ids[position], self._labels[position]

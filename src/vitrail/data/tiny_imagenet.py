@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.data.base import DataSet, Example, Object
+from vitrail.data.base import Example, Listed, Object
 from vitrail.data.images import read_image
 from vitrail.data.paths import (
     broken,
@@ -30,7 +30,7 @@ from vitrail.geometry import Box, clip_box
 _GET = "download tiny-imagenet-200.zip from cs231n.stanford.edu and give the unpacked folder"
 
 
-class TinyImageNet(DataSet):
+class TinyImageNet(Listed):
     """The official folders (`val/images` with `val_annotations.txt`; `train/<wnid>/images`), or packed files.
 
     Labels are 0…199 in sorted order of wnids (not the order of `wnids.txt`), objects are the images' boxes, whose
@@ -53,11 +53,7 @@ class TinyImageNet(DataSet):
         find_folder([root], "the folder of Tiny-ImageNet", root, _GET)
         packs = sorted([*root.glob(f"{split}.npz"), *root.glob(f"{split}-*.npz")])
         self._source = _Packed(root, packs) if packs else _Official(root, split)
-        self.labels = self._source.names
-
-    @property
-    def ids(self) -> list[str]:
-        return self._source.ids
+        self._ids, self.labels = self._source.ids, self._source.names
 
     def load(self, position: int) -> Example:
         image, label, inclusive = self._source.read(position)
@@ -66,7 +62,7 @@ class TinyImageNet(DataSet):
             x0, y0, x1, y1 = inclusive
             box = clip_box((x0, y0, x1 + 1, y1 + 1), *image.size)
         objects = () if box is None else (Object(label, box),)
-        return Example(self.ids[position], image, label, objects)
+        return Example(self._ids[position], image, label, objects)
 
 
 class _Official:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from vitrail.data.base import DataSet, Example, Object, largest_class
-from vitrail.data.orientation import Picture, class_masks, read_picture
+from vitrail.data.base import Example, Listed, Object, largest_class
+from vitrail.data.orientation import Picture, read_picture, segmented
 from vitrail.data.paths import broken, find_file, find_folder, inside, read_rows, read_values
 from vitrail.data.xml_boxes import read_xml_boxes
 from vitrail.errors import VitrailError
-from vitrail.geometry import tight_box
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 
-_BACKGROUND, _IGNORE = 0, 255
+_IGNORE = 255
+_LABEL_OF_NUMBER = {label + 1: label for label in range(len(VOC_CLASSES))}
 _IMAGE_SETS = {"segmentation": "Segmentation", "detection": "Main"}
 
 
-class PascalVoc(DataSet):
+class PascalVoc(Listed):
     """`JPEGImages/*.jpg` in the order of `ImageSets/Segmentation/val.txt`, or of `ImageSets/Main/val.txt`.
 
     With `task="segmentation"` each class in an image is one object with its mask (`SegmentationClass`, 255 is
@@ -60,10 +60,6 @@ class PascalVoc(DataSet):
         if not self._ids:
             raise broken("the list", listing, "it is empty")
 
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
-
     def load(self, position: int) -> Example:
         name = self._ids[position]
         picture = read_picture(inside(self.folder / "JPEGImages", f"{name}.jpg", "ImageSets"))
@@ -71,13 +67,7 @@ class PascalVoc(DataSet):
             things = self._boxed_objects(picture, self.folder / "Annotations" / f"{name}.xml")
             return Example(name, picture.image, largest_class(things), things, by_area=True)
         path = self.folder / "SegmentationClass" / f"{name}.png"
-        numbers = picture.mask(read_values(path, "mask"), path)
-        objects = []
-        for number, mask in class_masks(numbers, {_BACKGROUND, _IGNORE}):
-            if number > len(VOC_CLASSES):
-                raise broken("mask", path, f"it holds class {number}, expected 0…{len(VOC_CLASSES)} or {_IGNORE}")
-            objects.append(Object(number - 1, tight_box(mask), mask))
-        return Example(name, picture.image, largest_class(objects), tuple(objects), numbers == _IGNORE, by_area=True)
+        return segmented(name, picture, read_values(path, "mask"), path, _LABEL_OF_NUMBER, _IGNORE)
 
     @staticmethod
     def _boxed_objects(picture: Picture, path: Path) -> tuple[Object, ...]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitrail.data.paths import broken
-from vitrail.errors import VitrailError
+from vitrail.data.paths import broken, read_bytes
 from vitrail.geometry import Box
 
 _WHAT = "annotation"
@@ -25,12 +24,7 @@ class XmlBoxes:
 
 def read_xml_boxes(path: Path) -> XmlBoxes:
     """Reads an annotation; its coordinates are returned as they are written."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise VitrailError(f"{_WHAT} '{path}' was not found: it belongs to the image of the same name.") from None
-    except OSError as error:
-        raise broken(_WHAT, path, error.strerror or str(error)) from error
+    data = read_bytes(path, _WHAT, "it belongs to the image of the same name")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise broken(_WHAT, path, "it declares a document type or entities, which annotations have no use for")
     try:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture
+from vitrail.core.rules import Plain
 from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
@@ -175,11 +176,11 @@ def resolved(batch: Batch, target: Target) -> Asking[Target]:
     return target.resolved(batch.view, logits)
 
 
-def forward(view: View, parts: Architecture | None, images: Tensor) -> Tensor:
-    """(B, 3, H, W) → logits (B, C)."""
+def forward(view: View, parts: Architecture | None, images: Tensor, rule: Plain | None = None) -> Tensor:
+    """(B, 3, H, W) → logits (B, C); ``rule``: how relevance flows back."""
     if parts is None:
         return view.staged(images, ())[0]
-    walk = Walk(parts)
+    walk = Walk(parts, rule)
     return walk.encode(walk.embed(images))
 
 

@@ -33,7 +33,7 @@ from vitrail.engine.requests import (
     joined,
     size,
 )
-from vitrail.engine.trace import Trace, TraceSpec, join_traces, make_trace
+from vitrail.engine.trace import Trace, TraceSpec, join_traces, make_trace, read_parts
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
 from vitrail.progress import counted
@@ -322,12 +322,8 @@ class Scheduler:
             with torch.enable_grad():
                 images = joined([request.make(part) for request, part in pieces]).detach().clone()
                 images = images.to(dtype).requires_grad_()
-                if parts is None:
-                    logits, _ = view.staged(images, ())
-                else:
-                    walk = Walk(parts, rule)
-                    logits = walk.encode(walk.embed(images))
-                (gradient,) = torch.autograd.grad(reading(view, logits, about).sum(), images)
+                score = reading(view, forward(view, parts, images, rule), about).sum()
+                (gradient,) = torch.autograd.grad(score, images)
             split = zip(pieces, gradient.split(sizes), strict=True)
             return [(id(request), request.fold(piece, part)) for (request, part), piece in split]
 
@@ -379,9 +375,7 @@ class Scheduler:
         key = (id(view), dtype)
         if key not in self._parts:
             with torch.inference_mode(False), torch.no_grad():
-                parts = view.architecture() if view.has_tokens else None
-                if parts is not None and view.dtype != view.precision:
-                    parts = converted(parts, view.precision)
+                parts = read_parts(view)
                 self._parts[key] = parts if dtype is None or parts is None else lowered(parts, dtype)
         return self._parts[key]
 

@@ -138,11 +138,16 @@ def trace(
     if not chosen or not set(chosen) <= set(range(depth + 1)):
         raise VitrailError(f"layers {sorted(chosen)} do not fit a model with {depth} blocks: expected 0…{depth}.")
     with own_modes():
-        parts = model.architecture() if model.has_tokens else None
-        if parts is not None and model.dtype != model.precision:
-            parts = converted(parts, model.precision)
-        spec = TraceSpec.of(keep, chosen, rule, output, precise)
-        return make_trace(model, parts, model.check_images(images, model.precision), Target(target, against), spec)
+        images, spec = model.check_images(images, model.precision), TraceSpec.of(keep, chosen, rule, output, precise)
+        return make_trace(model, read_parts(model), images, Target(target, against), spec)
+
+
+def read_parts(view: View) -> Architecture | None:
+    """The network in the view's precision; None where the view has no tokens."""
+    if not view.has_tokens:
+        return None
+    parts = view.architecture()
+    return parts if view.dtype == view.precision else converted(parts, view.precision)
 
 
 def make_trace(view: View, parts: Architecture | None, images: Tensor, target: Target, spec: TraceSpec) -> Trace:

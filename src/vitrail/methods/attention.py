@@ -27,15 +27,7 @@ class RawAttention(LayerMap):
         return trace["A"][layer].mean(1)
 
 
-@method(
-    "rollout",
-    signed=False,
-    family="attention",
-    class_specific=False,
-    cost=(1, 0),
-    protocols=("default", "authors", "tis"),
-    paper="Abnar & Zuidema 2020",
-)
+@method("rollout", signed=False, family="attention", class_specific=False, cost=(1, 0), paper="Abnar & Zuidema 2020")
 @dataclass(kw_only=True)
 class Rollout(LayerMap):
     """Product over the layers of ½ identity + ½ attention, in the row that the head reads.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_type_hints
 import torch
 from torch import Tensor
 
-from vitrail.calls import check_parameters, join_call
+from vitrail.calls import Named, check_parameters
 from vitrail.engine.maps import spread
 from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, Traced, check_finite, resolved
@@ -79,7 +79,7 @@ def _drop_in(attribute: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 @dataclass
-class Method:
+class Method(Named):
     """Base of all methods. The fields after ``model`` are the method's parameters.
 
     ``attribute`` returns a signed map per image on the inputs' device, (B, rows, columns) or, for pixel-level methods,
@@ -115,20 +115,6 @@ class Method:
         """The parameters and their types."""
         hints = get_type_hints(cls)
         return {name: hints[name] for name in cls.parameters()}
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameters and their values."""
-        return {name: getattr(self, name) for name in self.parameters()}
-
-    def given(self) -> dict[str, Any]:
-        """The parameters that are not at their default."""
-        return {name: value for name, value in self.params.items() if value != self.info.params[name]}
-
-    @property
-    def call(self) -> str:
-        """Name and parameters as text, as in rows and plans."""
-        return join_call(self.info.name, self.given())
 
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
         """Explains a batch; yields what it needs of the network. By default ``run`` is called."""

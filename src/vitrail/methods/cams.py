@@ -16,9 +16,6 @@ from vitrail.methods.layerwise import Layerwise, Output, Rule, check_layers
 from vitrail.methods.registry import method
 from vitrail.models.view import View
 
-Protocol = Literal["default", "authors", "skipplus"]
-PROTOCOLS = ("default", "authors", "skipplus")
-
 
 @dataclass(kw_only=True)
 class Cam(Layerwise):
@@ -32,7 +29,7 @@ class Cam(Layerwise):
     layer: int | None = None
     rule: Rule = "plain"
     output: Output = "logit"
-    protocol: Protocol = "default"
+    protocol: Literal["default", "authors", "skipplus"] = "default"
 
     cancelling: ClassVar[bool] = False
 
@@ -62,11 +59,7 @@ class Cam(Layerwise):
 
     def needs(self) -> Sequence[TraceSpec]:
         if not self.model.has_tokens:
-            if self.rule != "plain":
-                raise VitrailError(
-                    f'rule="{self.rule}" needs tokens and blocks, which {self.model.name} does not have.'
-                )
-            return [TraceSpec.of({"features", "gfeatures"}, [self.stage], output=self.output)]
+            return [TraceSpec.of({"features", "gfeatures"}, [self.stage], self.rule, self.output)]
         if self.protocol != "authors":
             return super().needs()
         layers = check_layers(self.layers(), self.model.num_layers)
@@ -102,7 +95,7 @@ def as_published(values: Tensor) -> Tensor:
 
 
 def _register(name: str, paper: str, signed: bool | None = None):  # type: ignore[no-untyped-def]
-    return method(name, family="cam", needs="features", protocols=PROTOCOLS, paper=paper, signed=signed)
+    return method(name, family="cam", needs="features", paper=paper, signed=signed)
 
 
 @_register("grad_cam", "Selvaraju et al. 2017")

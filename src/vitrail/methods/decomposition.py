@@ -11,11 +11,10 @@ from torch import Tensor
 
 from vitrail.core.parts import Block, Norm
 from vitrail.engine.trace import Trace
-from vitrail.methods.gradients import completeness_gap, input_x_gradient
+from vitrail.methods.gradients import completeness_gap
 from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, OwnRollout
 from vitrail.methods.registry import method
-from vitrail.methods.values import refuses_inner_norm, sent
-from vitrail.models.view import View
+from vitrail.methods.values import ValueMethod, sent
 
 # Entries of (rows, n, d) vectors held at once.
 CHUNK = 32 * 2**20
@@ -31,16 +30,13 @@ class DecompX(Layerwise):
     rule: ClassVar[str] = "frozen"
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx", "bias"})
 
-    def scores(self, trace: Trace, layer: int) -> Tensor:
-        return input_x_gradient(trace, layer)
-
     def extras(self, trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
         """The largest gap over the layers between the logit and its shares, relative to max(1, |logit|)."""
         return {"completeness_gap": completeness_gap(trace, layers)}
 
 
 @dataclass(kw_only=True)
-class Contributions(LayerMap):
+class Contributions(ValueMethod, LayerMap):
     """Layer maps from the vectors V_ij = Σ_h A_ij^h f_j^h (+ x_i where i = j) that source j sends to target i.
 
     ``protocol="skipplus"``: the shift of the first norm and the bias of the values belong to no source and stay out.
@@ -49,10 +45,6 @@ class Contributions(LayerMap):
     protocol: Literal["default", "skipplus"] = "default"
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v"})
-
-    @classmethod
-    def unsupported(cls, model: View) -> str | None:
-        return super().unsupported(model) or refuses_inner_norm(model)
 
     @property
     def pools_by_attention(self) -> bool:
@@ -84,15 +76,7 @@ def diagonal_vectors(trace: Trace, layer: int, sources: Tensor) -> Tensor:
     return torch.einsum("bhi,bhid->bid", diagonal, sources)
 
 
-@method(
-    "attin",
-    signed=False,
-    family="decomposition",
-    class_specific=False,
-    cost=(1, 0),
-    protocols=("default", "skipplus"),
-    paper="Kobayashi et al. 2020",
-)
+@method("attin", signed=False, family="decomposition", class_specific=False, cost=(1, 0), paper="Kobayashi et al. 2020")
 @dataclass(kw_only=True)
 class AttentionNorm(Contributions):
     """Length of what each token sends to the row that the head reads, heads summed before the norm.
@@ -111,7 +95,6 @@ class AttentionNorm(Contributions):
     family="decomposition",
     class_specific=False,
     cost=(1, 0),
-    protocols=("default", "skipplus"),
     paper="Kobayashi et al. 2021",
 )
 @dataclass(kw_only=True)
@@ -129,13 +112,7 @@ class AttentionNormResidual(Contributions):
 
 
 @method(
-    "globenc",
-    signed=False,
-    family="decomposition",
-    class_specific=False,
-    cost=(1, 0),
-    protocols=("default", "skipplus"),
-    paper="Modarressi et al. 2022",
+    "globenc", signed=False, family="decomposition", class_specific=False, cost=(1, 0), paper="Modarressi et al. 2022"
 )
 @dataclass(kw_only=True)
 class GlobEnc(OwnRollout, Contributions):
@@ -161,15 +138,7 @@ class GlobEnc(OwnRollout, Contributions):
         return lengths.clamp(min=0).sqrt().diagonal_scatter(kept, dim1=-2, dim2=-1)
 
 
-@method(
-    "alti",
-    signed=False,
-    family="decomposition",
-    class_specific=False,
-    cost=(1, 0),
-    protocols=("default", "skipplus"),
-    paper="Ferrando et al. 2022",
-)
+@method("alti", signed=False, family="decomposition", class_specific=False, cost=(1, 0), paper="Ferrando et al. 2022")
 @dataclass(kw_only=True)
 class Alti(OwnRollout, Contributions):
     """How much nearer (L1) each source brings the output of attention; rows sum to one; chained over the layers.

@@ -14,7 +14,7 @@ from vitrail.engine.requests import Asking, Batch, Logits, Pictures, PixelGradie
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
-from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, Output, Rule
+from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, Output, Rule, input_x_gradient
 from vitrail.methods.registry import method
 from vitrail.targets import Target
 
@@ -59,9 +59,6 @@ class InputXGradient(GradientMethod):
         """At the last block most tokens count only through a LayerNorm, which ignores their length: Euler's zero."""
         return list(layers) == [self.model.num_layers - 1]
 
-    def scores(self, trace: Trace, layer: int) -> Tensor:
-        return input_x_gradient(trace, layer)
-
 
 @method("full_grad", family="gradient", signed=True, paper="Srinivas & Fleuret 2019")
 @dataclass(kw_only=True)
@@ -98,7 +95,7 @@ class FullGradPlus(GradientMethod):
         return trace.bias[trace.num_layers]
 
 
-@method("att_ixg", family="gradient", signed=True, protocols=("default", "skipplus"), paper="AttCAT, Qiang et al. 2022")
+@method("att_ixg", family="gradient", signed=True, paper="AttCAT, Qiang et al. 2022")
 @dataclass(kw_only=True)
 class AttentionIxG(GradientMethod):
     """Input × gradient, weighted by the attention that each token receives; ``att_cat`` is its sum over layers.
@@ -152,13 +149,11 @@ class AttentionGradient(LayerMap):
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         gradient = trace["G"][layer]
-        match self.reduce:
-            case "mean":
-                return gradient.mean(1)
-            case "abs":
-                return gradient.abs().mean(1)
-            case "relu":
-                return gradient.clamp(min=0).mean(1)
+        if self.reduce == "abs":
+            gradient = gradient.abs()
+        elif self.reduce == "relu":
+            gradient = gradient.clamp(min=0)
+        return gradient.mean(1)
 
 
 @dataclass(kw_only=True)
@@ -216,7 +211,6 @@ class PixelGradient(Method):
     level="pixel",
     needs="logits",
     cost=(50, 50),
-    protocols=("default", "tis"),
     paper="Sundararajan et al. 2017",
 )
 @dataclass(kw_only=True)
@@ -259,7 +253,6 @@ class IntegratedGradients(PixelGradient):
     level="pixel",
     needs="logits",
     cost=(50, 50),
-    protocols=("default", "tis"),
     paper="Smilkov et al. 2017",
 )
 @dataclass(kw_only=True)
@@ -292,11 +285,6 @@ class SmoothGrad(PixelGradient):
         if self.sigma is not None:
             return self.sigma
         return 1.0 if self.protocol == "tis" else 0.15 * (image.max() - image.min())
-
-
-def input_x_gradient(trace: Trace, layer: int) -> Tensor:
-    """(B, n): Σ_k x_jk g_jk at the input of a block."""
-    return (trace["x"][layer] * trace["gx"][layer]).sum(-1)
 
 
 def completeness_gap(trace: Trace, layers: Iterable[int]) -> Tensor:

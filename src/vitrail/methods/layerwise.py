@@ -24,7 +24,8 @@ Mixing = Literal["half", "half_raw", "add", "none"]
 class Layerwise(TraceMethod):
     """A trace and, per layer, a score for every token.
 
-    Subclasses say what the trace must ``keep`` and how ``scores`` reads it; ``layers`` are those of the bare method.
+    Subclasses say what the trace must ``keep`` and how ``scores`` reads it, by default input × gradient; ``layers`` are
+    those of the bare method.
     """
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx"})
@@ -48,7 +49,7 @@ class Layerwise(TraceMethod):
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         """(B, P + N): the share of each token in the score, seen from the input of block ``layer``."""
-        raise NotImplementedError
+        return input_x_gradient(trace, layer)
 
     def term(self, trace: Trace, layer: int) -> Tensor:
         """(B, P + N): what the layer adds to PLUS."""
@@ -154,6 +155,11 @@ class OwnRollout(LayerMap):
 
     def read(self, *traces: Trace) -> Attribution:
         return Attribution(self.on_grid(self.rollout(self.combined(*traces), self.layers().start)))
+
+
+def input_x_gradient(trace: Trace, layer: int) -> Tensor:
+    """(B, n): Σ_k x_jk g_jk at the input of a block."""
+    return (trace["x"][layer] * trace["gx"][layer]).sum(-1)
 
 
 def readout_row(trace: Trace, readout: str, name: str) -> Tensor:

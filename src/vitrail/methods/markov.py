@@ -16,8 +16,7 @@ from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, check_layers, on_tokens
 from vitrail.methods.registry import method
-from vitrail.methods.values import attention_of, refuses_inner_norm, sent
-from vitrail.models.view import View
+from vitrail.methods.values import ValueMethod, attention_of, sent
 from vitrail.progress import shown
 from vitrail.targets import Target
 
@@ -72,14 +71,7 @@ class Integrated(LayerMap):
         return (total / self.steps).clamp(min=0).mean(1)
 
 
-@method(
-    "tam",
-    signed=False,
-    family="markov",
-    cost=(21, 2),
-    protocols=("default", "authors", "tis"),
-    paper="Yuan et al. 2021 (TAM)",
-)
+@method("tam", signed=False, family="markov", cost=(21, 2), paper="Yuan et al. 2021 (TAM)")
 @dataclass(kw_only=True)
 class Tam(Integrated):
     """Attention of the last layer sent down the layers as a Markov chain, times the integrated gradient.
@@ -144,14 +136,7 @@ class Bidirectional(Integrated):
         return self.rho(trace).any(0).nonzero()[:, 0]
 
 
-@method(
-    "bt_h",
-    signed=False,
-    family="markov",
-    cost=(21, 3),
-    protocols=("default", "authors", "tis"),
-    paper="Chen et al. 2023 (BT)",
-)
+@method("bt_h", signed=False, family="markov", cost=(21, 3), paper="Chen et al. 2023 (BT)")
 @dataclass(kw_only=True)
 class BidirectionalHead(Bidirectional):
     """Attention with heads weighted by their gradients, rolled through the layers, times the integrated gradient.
@@ -173,16 +158,9 @@ class BidirectionalHead(Bidirectional):
         return torch.einsum("bh,bhij->bij", shares, attention)
 
 
-@method(
-    "bt_t",
-    signed=False,
-    family="markov",
-    cost=(21, 2),
-    protocols=("default", "authors", "tis"),
-    paper="Chen et al. 2023 (BT)",
-)
+@method("bt_t", signed=False, family="markov", cost=(21, 2), paper="Chen et al. 2023 (BT)")
 @dataclass(kw_only=True)
-class BidirectionalToken(Bidirectional):
+class BidirectionalToken(ValueMethod, Bidirectional):
     """Attention with sources weighted by how much longer attention makes them, times the integrated gradient.
 
     ``protocol="authors"`` starts at the sixth block, ``"tis"`` at the first.
@@ -190,10 +168,6 @@ class BidirectionalToken(Bidirectional):
 
     keep: ClassVar[frozenset[str]] = frozenset({"A", "v", "x"})
     published_start: ClassVar[int] = 5
-
-    @classmethod
-    def unsupported(cls, model: View) -> str | None:
-        return super().unsupported(model) or refuses_inner_norm(model)
 
     def step(self, trace: Trace, layer: int) -> Tensor:
         """mean_h A · diag(r), r_j = ‖what token j sends‖ / ‖token j‖."""

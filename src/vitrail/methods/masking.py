@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -71,6 +71,9 @@ class MaskMethod(Method):
         seed = getattr(self, "seed", 0)
         if not SEEDS[0] <= seed < SEEDS[1]:
             raise VitrailError(f"seed must be an integer of at most 64 bits, but got {seed}.")
+
+    def needs(self) -> Sequence[TraceSpec]:
+        return [tokens_spec(self.model)] if getattr(self, "space", "pixels") == "tokens" else []
 
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
         """The one forward pass of the whole images is the trace, where the method needs one."""

@@ -38,16 +38,7 @@ from vitrail.models.view import View
 from vitrail.targets import Reading
 
 
-@method(
-    "rise",
-    family="mask",
-    signed=False,
-    level="pixel",
-    needs="logits",
-    cost=(4000, 0),
-    protocols=("default", "authors", "rise", "tis"),
-    paper="Petsiuk et al. 2018",
-)
+@method("rise", family="mask", signed=False, level="pixel", needs="logits", cost=(4000, 0), paper="Petsiuk et al. 2018")
 @dataclass(kw_only=True)
 class Rise(SturdyMaskMethod):
     """Mean of random smooth masks, weighted by the score of the image seen through them.
@@ -64,9 +55,6 @@ class Rise(SturdyMaskMethod):
     space: Space = "pixels"
     seed: int = 0
     protocol: Literal["default", "authors", "rise", "tis"] = "default"
-
-    def needs(self) -> Sequence[TraceSpec]:
-        return [tokens_spec(self.model)] if self.space == "tokens" else []
 
     def explain_one(self, subject: Subject) -> Explained:
         count = self.masks if self.masks is not None else 6000 if self.protocol in ("authors", "rise") else 4000
@@ -136,9 +124,6 @@ class Occlusion(MaskMethod):
     stride: int | None = None
     baseline: float = 0.0
     space: Space = "pixels"
-
-    def needs(self) -> Sequence[TraceSpec]:
-        return [tokens_spec(self.model)] if self.space == "tokens" else []
 
     def explain_one(self, subject: Subject) -> Explained:
         sides = subject.size if self.space == "pixels" else self.model.grid

@@ -25,16 +25,7 @@ SHIFTS = (24, 30, 36)  # of the release, in pixels of a 224 × 224 image
 Labels = NDArray[np.int64]
 
 
-@method(
-    "pami",
-    family="mask",
-    signed=False,
-    level="pixel",
-    needs="logits",
-    cost=(1500, 0),
-    protocols=("default", "authors"),
-    paper="Shi et al. 2023",
-)
+@method("pami", family="mask", signed=False, level="pixel", needs="logits", cost=(1500, 0), paper="Shi et al. 2023")
 @dataclass(kw_only=True)
 class Pami(SturdyMaskMethod):
     """Mean score of the regions that hold a pixel, each region seen alone.

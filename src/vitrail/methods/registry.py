@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar, cast, get_type_hints
 import torch
 from torch import Tensor
 
-from vitrail.calls import check_known
+from vitrail.calls import check_known, protocols_of
 from vitrail.engine.requests import Asking, Batch, resolved
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, refuse_unsupported
+from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, TokenMethod, refuse_unsupported
 from vitrail.models.view import View
 from vitrail.registry import Registry, first_line, matching
 from vitrail.targets import Target, on_device
@@ -72,7 +72,7 @@ def method(
     level: Literal["token", "pixel"] = "token",
     needs: Literal["tokens", "features", "logits"] = "tokens",
     cost: tuple[float, float] = (1, 1),
-    protocols: tuple[str, ...] = ("default",),
+    protocols: tuple[str, ...] | None = None,
     paper: str = "",
     signed: bool | None = None,
 ) -> Callable[[C], C]:
@@ -80,7 +80,8 @@ def method(
 
     ``signed`` says whether maps tell evidence for from evidence against (two colours about zero); None = by the sign of
     the values. A function gets the view, a batch (B, 3, H, W) and one class per image, and returns token maps (B, rows,
-    columns), or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's.
+    columns), or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's. ``protocols``: None = the
+    values of a class's parameter ``protocol``, a ``Literal``.
     """
     if not isinstance(name, str):
         raise VitrailError('a method needs a name: write @vitrail.method("my_name") above it, with parentheses.')
@@ -95,7 +96,7 @@ def method(
             level=level,
             needs=needs,
             cost=cost,
-            protocols=protocols,
+            protocols=protocols or protocols_of(definition),
             params=params,
             paper=paper,
             summary=first_line(definition),
@@ -212,9 +213,7 @@ class FunctionFactory:
         return {name: hints.get(name, Any) for name in self.info.params}
 
     def unsupported(self, model: View) -> str | None:
-        if self.info.needs == "tokens" and not model.has_tokens:
-            return "it has no fixed tokens (hierarchical)"
-        return None
+        return TokenMethod.unsupported(model) if self.info.needs == "tokens" else None
 
     def __call__(self, model: View, *, shape: Literal["map", "input"] = "map", **params: Any) -> Method:
         return FunctionMethod(model, shape=shape, factory=self, values={**self.parameters(), **params})

@@ -16,7 +16,6 @@ from vitrail.engine.requests import Asking, Batch, PixelGradients, resolved
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, TokenMethod, TraceMethod
-from vitrail.methods.gradients import input_x_gradient
 from vitrail.methods.layerwise import (
     LayerMap,
     Layerwise,
@@ -31,7 +30,7 @@ from vitrail.models.view import View
 from vitrail.targets import Target
 
 
-@method("attn_cam", family="attention", protocols=("default", "authors"), paper='Chefer et al. 2021 ("GradCAM")')
+@method("attn_cam", family="attention", paper='Chefer et al. 2021 ("GradCAM")')
 @dataclass(kw_only=True)
 class AttentionCam(LayerMap):
     """Attention of the last layer, each head weighted by its mean gradient.
@@ -99,14 +98,7 @@ class Relevance(TokenMethod):
         return None
 
 
-@method(
-    "trans_att",
-    signed=False,
-    family="relevance",
-    cost=(2, 2.5),
-    protocols=("default", "authors"),
-    paper="Chefer et al. 2021 (TransAtt)",
-)
+@method("trans_att", signed=False, family="relevance", cost=(2, 2.5), paper="Chefer et al. 2021 (TransAtt)")
 @dataclass(kw_only=True)
 class TransAtt(Relevance, OwnRollout):
     """As ``gen_att``, with the relevance of attention (LRP) in place of attention itself.
@@ -135,7 +127,7 @@ class TransAtt(Relevance, OwnRollout):
         return (trace["G"][layer] * trace["R"][layer]).clamp(min=0).mean(1)
 
 
-@method("partial_lrp", family="relevance", signed=False, protocols=("default", "authors"), paper="Voita et al. 2019")
+@method("partial_lrp", family="relevance", signed=False, paper="Voita et al. 2019")
 @dataclass(kw_only=True)
 class PartialLrp(Relevance, TraceMethod):
     """Relevance of the last block's attention, in the row that the head reads.
@@ -231,9 +223,6 @@ class ConservativeLrp(Layerwise):
 
     rule: ClassVar[str] = "conservative"
 
-    def scores(self, trace: Trace, layer: int) -> Tensor:
-        return input_x_gradient(trace, layer)
-
 
 @method("attn_lrp", family="relevance", signed=True, paper="Achtibat et al. 2024")
 @dataclass(kw_only=True)
@@ -244,6 +233,3 @@ class AttnLrp(Layerwise):
     output: Output = "logit"
 
     rule: ClassVar[str] = "attn_lrp"
-
-    def scores(self, trace: Trace, layer: int) -> Tensor:
-        return input_x_gradient(trace, layer)

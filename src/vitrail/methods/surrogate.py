@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,6 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from vitrail.engine.requests import Asking
-from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
 from vitrail.methods.masking import (
@@ -22,7 +19,6 @@ from vitrail.methods.masking import (
     SturdyMaskMethod,
     Subject,
     refuse_baseline,
-    tokens_spec,
 )
 from vitrail.methods.registry import method
 
@@ -38,11 +34,6 @@ class SubsetMethod(MaskMethod):
     baseline: float = 0.0
     space: Space = "pixels"
     seed: int = 0
-
-    least: ClassVar[int] = 2
-
-    def needs(self) -> Sequence[TraceSpec]:
-        return [tokens_spec(self.model)] if self.space == "tokens" else []
 
     def grid(self) -> tuple[int, int]:
         return self.model.cells
@@ -63,8 +54,8 @@ class SubsetMethod(MaskMethod):
         return (yield scorer.pictures(len(present), make))
 
     def check(self, samples: int) -> None:
-        if samples < self.least:
-            raise VitrailError(f"{self.info.name} needs at least {self.least} samples, but got {samples}.")
+        if samples < 2:
+            raise VitrailError(f"{self.info.name} needs at least 2 samples, but got {samples}.")
 
 
 @method("lime", family="mask", signed=True, needs="logits", cost=(1000, 0), paper="Ribeiro et al. 2016")

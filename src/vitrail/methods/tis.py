@@ -21,7 +21,7 @@ from vitrail.methods.masking import Explained, Scorer, Space, SturdyMaskMethod, 
 from vitrail.methods.registry import method
 
 
-@method("tis", family="mask", signed=False, cost=(513, 0), protocols=("default", "authors", "tis"), paper="TIS")
+@method("tis", family="mask", signed=False, cost=(513, 0), paper="TIS")
 @dataclass(kw_only=True)
 class Tis(TokenMethod, SturdyMaskMethod):
     """Mean score of the token subsets that hold a token; subsets are clusters of the network's own activations.

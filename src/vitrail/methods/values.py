@@ -7,14 +7,19 @@ from torch import Tensor
 
 from vitrail.core.parts import Attention
 from vitrail.engine.trace import Trace
+from vitrail.methods.base import TokenMethod
 from vitrail.models.view import View
 
 
-def refuses_inner_norm(model: View) -> str | None:
+class ValueMethod(TokenMethod):
     """A norm between the mixing and the projection ties all sources together: no source has vectors of its own."""
-    if model.has_tokens and any(block.attention.norm is not None for block in model.blocks):
-        return "it has a norm between attention and its projection, so no source token has a vector of its own"
-    return None
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        reason = super().unsupported(model)
+        if reason is None and any(block.attention.norm is not None for block in model.blocks):
+            return "it has a norm between attention and its projection, so no source token has a vector of its own"
+        return reason
 
 
 def sent(v: Tensor, attention: Attention, gamma: Tensor | None) -> Tensor:

@@ -23,16 +23,7 @@ from vitrail.methods.registry import method
 RANDOM_MASKS = 5000  # of the paper's variant 2
 
 
-@method(
-    "vit_cx",
-    family="mask",
-    signed=False,
-    level="pixel",
-    needs="features",
-    cost=(130, 0),
-    protocols=("default", "authors", "vit_cx"),
-    paper="ViT-CX",
-)
+@method("vit_cx", family="mask", signed=False, level="pixel", needs="features", cost=(130, 0), paper="ViT-CX")
 @dataclass(kw_only=True)
 class VitCx(SturdyMaskMethod):
     """Clusters of feature maps as masks, each scored by what it keeps and freed of the effect of its own artefacts.

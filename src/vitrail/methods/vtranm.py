@@ -13,22 +13,14 @@ from torch import Tensor
 from vitrail.core.rules import get_rule
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.methods.base import Attribution
-from vitrail.methods.layerwise import LayerMap, Output, Rule, on_tokens
+from vitrail.methods.layerwise import LayerMap, Output, Rule
 from vitrail.methods.registry import method
-from vitrail.methods.values import attention_of, refuses_inner_norm, sent, without_bias
-from vitrail.models.view import View
+from vitrail.methods.values import ValueMethod, attention_of, sent, without_bias
 
 
-@method(
-    "vtranm",
-    signed=False,
-    family="transformation",
-    cost=(1, 1),
-    protocols=("default", "vtranm"),
-    paper="Wu et al. 2024 (VTranM)",
-)
+@method("vtranm", signed=False, family="transformation", cost=(1, 1), paper="Wu et al. 2024 (VTranM)")
 @dataclass(kw_only=True)
-class VTranM(LayerMap):
+class VTranM(ValueMethod, LayerMap):
     """Chain over attention and MLP of identity + attention × positive gradient × change of length and direction.
 
     The rows of the paper's table 4: ``aggregate, length, necc`` = F F F (equation 8 at the first block), T F F, T T F,
@@ -50,17 +42,15 @@ class VTranM(LayerMap):
     aggregations: ClassVar[tuple[str, ...]] = ()
     no_aggregation: ClassVar[str] = "VTranM already runs through all layers"
 
-    @classmethod
-    def unsupported(cls, model: View) -> str | None:
-        return super().unsupported(model) or refuses_inner_norm(model)
-
     def needs(self) -> Sequence[TraceSpec]:
         depth = self.model.num_layers
         return self.specs([*range(depth if self.aggregate else 1), depth])
 
     def read(self, *traces: Trace) -> Attribution:
         (trace,) = traces
-        row = self.first_row(trace)
+        # an attention pool is one more weighted attention, without an identity
+        pooled = self.pools_by_attention and self.aggregate
+        row = self.scores(trace, trace.num_layers) if pooled else self.rho(trace)
         for layer in reversed(range(trace.num_layers if self.aggregate else 1)):
             if self.aggregate:
                 row = row + row * self.mlp_weight(trace, layer)
@@ -68,12 +58,6 @@ class VTranM(LayerMap):
         if self.length:
             row = row * trace["x"][0].norm(dim=-1)  # C⁰ = diag ‖x_0‖
         return Attribution(self.on_grid(row))
-
-    def first_row(self, trace: Trace) -> Tensor:
-        """What the head reads; an attention pool is one more weighted attention, without an identity."""
-        if not (self.pools_by_attention and self.aggregate):
-            return self.rho(trace)
-        return on_tokens(self.layer_map(trace, trace.num_layers)[:, 0], trace)
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         """mean_h ReLU(G)⊙(A diag(w)): equation 8 with the weights of equation 13."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.calls import check_known, check_parameters, join_call
+from vitrail.calls import Named, check_known, check_parameters, protocols_of
 from vitrail.engine.maps import enlarged
 from vitrail.engine.requests import Asking, Batch
 from vitrail.errors import VitrailError
@@ -144,7 +144,7 @@ class Case:
 
 
 @dataclass(kw_only=True)
-class Metric:
+class Metric(Named):
     """Base of all metrics. Its fields are its parameters."""
 
     info: ClassVar[MetricInfo]
@@ -162,20 +162,6 @@ class Metric:
     def higher_is_better(self) -> bool:
         """Direction of this metric with these parameters."""
         return self.info.higher_is_better
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameters and their values."""
-        return {name: getattr(self, name) for name in self.parameters()}
-
-    def given(self) -> dict[str, Any]:
-        """The parameters that are not at their default."""
-        return {name: value for name, value in self.params.items() if value != self.info.params[name]}
-
-    @property
-    def call(self) -> str:
-        """Name and parameters as text, as in rows and plans."""
-        return join_call(self.info.name, self.given())
 
     @staticmethod
     def combine(parts: Tensor) -> Tensor:
@@ -216,10 +202,13 @@ def metric(
     family: str = "custom",
     higher_is_better: bool,
     needs: Needs = "map",
-    protocols: tuple[str, ...] = ("default",),
+    protocols: tuple[str, ...] | None = None,
     paper: str = "",
 ) -> Callable[[M], M]:
-    """Registers a metric: a dataclass derived from ``MapMetric`` or ``MethodMetric``."""
+    """Registers a metric: a dataclass derived from ``MapMetric`` or ``MethodMetric``.
+
+    ``protocols``: None = the values of the parameter ``protocol``, a ``Literal``.
+    """
 
     def register(cls: M) -> M:
         cls.info = MetricInfo(
@@ -227,7 +216,7 @@ def metric(
             family=family,
             higher_is_better=higher_is_better,
             needs=needs,
-            protocols=protocols,
+            protocols=protocols or protocols_of(cls),
             params=cls.parameters(),
             paper=paper,
             summary=first_line(cls),

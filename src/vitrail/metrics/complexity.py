@@ -19,7 +19,7 @@ def gini(values: Tensor) -> float:
     return float(((2 * place - count - 1) * ordered).sum() / (count * total)) if total > 0 else 0.0
 
 
-@metric("sparseness", family="complexity", higher_is_better=True, protocols=("default", "tis"), paper="TIS")
+@metric("sparseness", family="complexity", higher_is_better=True, paper="TIS")
 @dataclass(kw_only=True)
 class Sparseness(MapMetric):
     """Gini index of the map at the size of the model input.

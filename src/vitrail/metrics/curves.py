@@ -122,29 +122,21 @@ class Standing(Reading):
         return torch.cat([*(v.double() for v in values), view.class_scores(logits).argmax(1, keepdim=True)], dim=1)
 
 
-def background(case: Case, kind: str, seed: int) -> Tensor:
-    """(1, 3, H, W): what removed pixels become, made in the space of colours 0…1 and normalised as the model has it."""
-    image, preprocessing = case.pixels, case.view.preprocessing
+def background(case: Case, kind: str, seed: int, tis: bool = False) -> Tensor:
+    """(1, 3, H, W): what removed pixels become, made in the space of colours 0…1 and normalised as the model has it.
+
+    ``tis``: as TIS's release, all in normalised space: "black" is the mean colour of ImageNet, "mean" one number.
+    """
+    image = case.pixels
     if kind == "mean":  # the mean of normalised colours is the normalised mean
-        return image.mean((2, 3), keepdim=True).expand_as(image)
+        return (image.mean() if tis else image.mean((2, 3), keepdim=True)).expand_as(image)
     if kind == "blur":  # likewise
         return blurred(image, _gaussian(), "reflect")
     if kind == "black":
-        return preprocessing.normalise(torch.zeros_like(image))
-    drawn = noise("uniform", image.shape[1:], range(1), seed, image.device).to(image.dtype)
-    return preprocessing.normalise(drawn)
-
-
-def tis_background(case: Case, kind: str, seed: int) -> Tensor:
-    """As TIS's release has it, all in normalised space: "black" is the mean colour of ImageNet, "mean" one number."""
-    image = case.pixels
-    if kind == "mean":
-        return image.mean().expand_as(image)
-    if kind == "blur":
-        return blurred(image, _gaussian(), "reflect")
-    if kind == "black":
-        return torch.zeros_like(image)
-    return noise("uniform", image.shape[1:], range(1), seed, image.device).to(image.dtype)
+        colours = torch.zeros_like(image)
+    else:
+        colours = noise("uniform", image.shape[1:], range(1), seed, image.device).to(image.dtype)
+    return colours if tis else case.view.preprocessing.normalise(colours)
 
 
 def rise_background(case: Case, way: Way) -> Tensor:

@@ -89,14 +89,7 @@ def _same_size(values: Tensor, region: Tensor) -> None:
         raise VitrailError(f"a map of {tuple(values.shape)} was given with a mask of {tuple(region.shape)}.")
 
 
-@metric(
-    "pointing_game",
-    family="localisation",
-    higher_is_better=True,
-    needs="region",
-    protocols=("default", "tis", "vit_cx"),
-    paper="Zhang et al. 2018",
-)
+@metric("pointing_game", family="localisation", higher_is_better=True, needs="region", paper="Zhang et al. 2018")
 @dataclass(kw_only=True)
 class PointingGame(MapMetric):
     """Whether the largest value lies on the object.
@@ -133,14 +126,7 @@ def _cut_short(case: Case) -> Tensor:
     return region
 
 
-@metric(
-    "energy_pointing_game",
-    family="localisation",
-    higher_is_better=True,
-    needs="region",
-    protocols=("default", "tis"),
-    paper="Wang et al. 2020",
-)
+@metric("energy_pointing_game", family="localisation", higher_is_better=True, needs="region", paper="Wang et al. 2020")
 @dataclass(kw_only=True)
 class EnergyPointingGame(MapMetric):
     """Share of the evidence that lies on the object.
@@ -195,14 +181,7 @@ class MeanAp(MapMetric):
         return Scored(average_precision(torch.stack([1 - scaled, scaled]), truth))
 
 
-@metric(
-    "segmentation_ap",
-    family="localisation",
-    higher_is_better=True,
-    needs="mask",
-    protocols=("default", "skipplus"),
-    paper="SkipPLUS",
-)
+@metric("segmentation_ap", family="localisation", higher_is_better=True, needs="mask", paper="SkipPLUS")
 @dataclass(kw_only=True)
 class SegmentationAp(MapMetric):
     """Area under precision and recall of the map's blocks as a detector of the object's pixels.

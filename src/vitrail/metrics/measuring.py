@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.calls import split_call
 from vitrail.engine.modes import own_modes
-from vitrail.engine.requests import Asking, Batch, Logits, check_finite
+from vitrail.engine.requests import Batch, resolved
 from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
 from vitrail.geometry import Box, check_box, clip_box, fill_boxes
@@ -121,15 +121,6 @@ def _check_mask(name: str, mask: Any) -> None:
         )
 
 
-def _predicted(batch: Batch) -> Asking[Tensor]:
-    """(B,): the predicted classes."""
-    logits = yield Logits(batch)
-    check_finite(batch.view, logits)
-    index = Target().resolved(batch.view, logits).index
-    assert index is not None
-    return index
-
-
 def _cases(
     view: View,
     scheduler: Scheduler,
@@ -153,7 +144,8 @@ def _cases(
             raise VitrailError(f"{count} images were given with {len(values)} {name}: one for each is needed.")
         if name in ("masks", "others", "ignore") and values is not None:
             _check_mask(name, values)
-    predicted = scheduler.run([_predicted(Batch(view, pixels))])[0]
+    predicted = scheduler.run([resolved(Batch(view, pixels), Target())])[0].index
+    assert predicted is not None
     targets = predicted if target is None else class_indices(view, target, count, "target")
     labels = None if label is None else class_indices(view, label, count, "label")
     cases = []

@@ -23,16 +23,26 @@ from vitrail.metrics.curves import (
     even_counts,
     pixel_curve,
     rise_background,
-    tis_background,
 )
 from vitrail.metrics.functional import functional
 
-AreaProtocol = Literal["default", "tis", "rise", "vit_cx"]
-AREA = ("default", "tis", "rise", "vit_cx")
+
+@dataclass(kw_only=True)
+class PixelCurve(MapMetric):
+    """A curve while pixels change."""
+
+    baseline: Baseline | None = None
+    steps: int = 224
+    seed: int = 0
+    precision: Precision = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_steps(self.steps)
 
 
 @dataclass(kw_only=True)
-class Area(MapMetric):
+class Area(PixelCurve):
     """The area under the probability of the explained class while pixels change.
 
     ``baseline``: what removed pixels become, the image's mean colour, a blur of it, black, or random colours (None =
@@ -41,15 +51,13 @@ class Area(MapMetric):
     insertion from a blur by RISE's near-box kernel. ``precision="full"`` keeps a GPU from scoring in bf16.
     """
 
-    baseline: Baseline | None = None
-    steps: int = 224
-    seed: int = 0
-    precision: Precision = "auto"
-    protocol: AreaProtocol = "default"
+    protocol: Literal["default", "tis", "rise", "vit_cx"] = "default"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_steps(self.steps)
+    way: ClassVar[Way]
+
+    def ask(self, case: Case) -> Asking[Scored]:
+        ((area, curve),) = yield from self.areas(case, self.way)
+        return Scored(area, curve, extras={"ties": case.ties})
 
     def curve(self, case: Case, way: Way) -> Pictures:
         """The request for a curve."""
@@ -72,10 +80,8 @@ class Area(MapMetric):
         return [(self.area(curve[:, PROBABILITY]), curve[:, PROBABILITY].tolist()) for curve in curves]
 
     def background(self, case: Case, way: Way) -> Tensor:
-        if self.protocol == "default":
-            return background(case, self.baseline or "mean", self.seed)
-        if self.protocol == "tis":
-            return tis_background(case, self.baseline or "mean", self.seed)
+        if self.protocol in ("default", "tis"):
+            return background(case, self.baseline or "mean", self.seed, self.protocol == "tis")
         return rise_background(case, way)
 
     def counts(self, case: Case) -> list[int]:
@@ -91,27 +97,23 @@ class Area(MapMetric):
         return average(points) if self.protocol == "tis" else trapezoid(points)
 
 
-@metric("insertion", family="perturbation", higher_is_better=True, protocols=AREA, paper="Petsiuk et al. 2018")
+@metric("insertion", family="perturbation", higher_is_better=True, paper="Petsiuk et al. 2018")
 @dataclass(kw_only=True)
 class Insertion(Area):
     """Area under the class's probability while the most important pixels appear first."""
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        ((area, curve),) = yield from self.areas(case, "insertion")
-        return Scored(area, curve, extras={"ties": case.ties})
+    way: ClassVar[Way] = "insertion"
 
 
-@metric("deletion", family="perturbation", higher_is_better=False, protocols=AREA, paper="Petsiuk et al. 2018")
+@metric("deletion", family="perturbation", higher_is_better=False, paper="Petsiuk et al. 2018")
 @dataclass(kw_only=True)
 class Deletion(Area):
     """Area under the class's probability while the most important pixels vanish first."""
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        ((area, curve),) = yield from self.areas(case, "deletion")
-        return Scored(area, curve, extras={"ties": case.ties})
+    way: ClassVar[Way] = "deletion"
 
 
-@metric("insertion_minus_deletion", family="perturbation", higher_is_better=True, protocols=AREA, paper="TIS")
+@metric("insertion_minus_deletion", family="perturbation", higher_is_better=True, paper="TIS")
 @dataclass(kw_only=True)
 class InsertionMinusDeletion(Area):
     """Insertion minus deletion, by the same parameters."""
@@ -122,24 +124,17 @@ class InsertionMinusDeletion(Area):
 
 
 @dataclass(kw_only=True)
-class Removal(MapMetric):
+class Removal(PixelCurve):
     """What becomes of the prediction while pixels are removed in equal steps, from none to all.
 
     ``baseline``: what removed pixels become (None = "mean"; black under ``protocol="vtranm"``). ``precision="full"``
     keeps a GPU from scoring in bf16.
     """
 
-    baseline: Baseline | None = None
     steps: int = 20
-    seed: int = 0
-    precision: Precision = "auto"
     protocol: Literal["default", "vtranm"] = "default"
 
     least_first: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_steps(self.steps)
 
     def points(self, case: Case) -> Asking[Tensor]:
         """(steps + 1, 3)."""
@@ -157,7 +152,7 @@ class Removal(MapMetric):
             )
         )
 
-    def right(self, case: Case) -> Asking[Scored]:
+    def ask(self, case: Case) -> Asking[Scored]:
         """The area under "the true class still comes first"; of an image without one, the class predicted."""
         points = yield from self.points(case)
         truth = case.predicted if case.label is None else case.label
@@ -165,30 +160,21 @@ class Removal(MapMetric):
         return Scored(trapezoid(still), still.tolist(), extras={"ties": case.ties})
 
 
-REMOVAL_PROTOCOLS = ("default", "vtranm")
-
-
-@metric("positive_auc", family="perturbation", higher_is_better=False, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@metric("positive_auc", family="perturbation", higher_is_better=False, paper="VTranM")
 @dataclass(kw_only=True)
 class PositiveAuc(Removal):
     """Top-1 accuracy while the most important pixels are removed first (area over 0…100 %)."""
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        return (yield from self.right(case))
 
-
-@metric("negative_auc", family="perturbation", higher_is_better=True, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@metric("negative_auc", family="perturbation", higher_is_better=True, paper="VTranM")
 @dataclass(kw_only=True)
 class NegativeAuc(Removal):
     """Top-1 accuracy while the least important pixels are removed first (area over 0…100 %)."""
 
     least_first: ClassVar[bool] = True
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        return (yield from self.right(case))
 
-
-@metric("aopc", family="perturbation", higher_is_better=True, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@metric("aopc", family="perturbation", higher_is_better=True, paper="VTranM")
 @dataclass(kw_only=True)
 class Aopc(Removal):
     """Mean fall of the class's probability while the most important pixels are removed, the untouched image counted."""
@@ -199,7 +185,7 @@ class Aopc(Removal):
         return Scored(average(falls), falls.tolist(), extras={"ties": case.ties})
 
 
-@metric("log_odds", family="perturbation", higher_is_better=False, protocols=REMOVAL_PROTOCOLS, paper="VTranM")
+@metric("log_odds", family="perturbation", higher_is_better=False, paper="VTranM")
 @dataclass(kw_only=True)
 class LogOdds(Removal):
     """Mean change of the class's log-probability while the most important pixels are removed."""

@@ -58,26 +58,26 @@ class TokenCurve(MapMetric):
             value = 100 - value if self.flipped else value
         return Scored(value, heights.tolist(), extras={"ties": tie_fraction(case.on_grid)})
 
-    def accuracy(self, case: Case) -> Asking[Scored]:
+    def ask(self, case: Case) -> Asking[Scored]:
         points = yield from self.points(case)
-        truth = case.predicted if case.label is None else case.label
-        return self.scored(case, (points[:, TOP] == truth).double())
+        return self.scored(case, self.heights(case, points))
 
-    def fall(self, case: Case) -> Asking[Scored]:
-        points = (yield from self.points(case))[:, PROBABILITY]
-        whole = points[0] if self.way == "deletion" else points[-1]
-        return self.scored(case, whole - points)
+    def heights(self, case: Case, points: Tensor) -> Tensor:
+        """(10,): whether the true class comes first; of an image without one, the class predicted."""
+        truth = case.predicted if case.label is None else case.label
+        return (points[:, TOP] == truth).double()
+
+
+class TokenFall(TokenCurve):
+    """A curve of what is missing of the probability with the whole image."""
+
+    def heights(self, case: Case, points: Tensor) -> Tensor:
+        probabilities = points[:, PROBABILITY]
+        return (probabilities[0] if self.way == "deletion" else probabilities[-1]) - probabilities
 
 
 def _metric(name: str, higher_is_better: bool):  # type: ignore[no-untyped-def]
-    return metric(
-        name,
-        family="token masking",
-        higher_is_better=higher_is_better,
-        needs="tokens",
-        protocols=("default", "skipplus"),
-        paper="SkipPLUS",
-    )
+    return metric(name, family="token masking", higher_is_better=higher_is_better, needs="tokens", paper="SkipPLUS")
 
 
 @_metric("token_deletion_accuracy", higher_is_better=False)
@@ -88,9 +88,6 @@ class TokenDeletionAccuracy(TokenCurve):
     way: ClassVar[Way] = "deletion"
     flipped: ClassVar[bool] = True
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        return (yield from self.accuracy(case))
-
 
 @_metric("token_insertion_accuracy", higher_is_better=True)
 @dataclass(kw_only=True)
@@ -100,32 +97,23 @@ class TokenInsertionAccuracy(TokenCurve):
     way: ClassVar[Way] = "insertion"
     flipped: ClassVar[bool] = False
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        return (yield from self.accuracy(case))
-
 
 @_metric("token_deletion_aopc", higher_is_better=True)
 @dataclass(kw_only=True)
-class TokenDeletionAopc(TokenCurve):
+class TokenDeletionAopc(TokenFall):
     """Fall of the class's probability while the most important patches are taken out."""
 
     way: ClassVar[Way] = "deletion"
     flipped: ClassVar[bool] = False
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        return (yield from self.fall(case))
-
 
 @_metric("token_insertion_aopc", higher_is_better=False)
 @dataclass(kw_only=True)
-class TokenInsertionAopc(TokenCurve):
+class TokenInsertionAopc(TokenFall):
     """What is missing of the class's probability with only the most important patches present."""
 
     way: ClassVar[Way] = "insertion"
     flipped: ClassVar[bool] = True
-
-    def ask(self, case: Case) -> Asking[Scored]:
-        return (yield from self.fall(case))
 
 
 token_deletion_accuracy = functional(TokenDeletionAccuracy)

@@ -166,24 +166,11 @@ def _tail(rows: pd.DataFrame, argument: str) -> Floats:
     return shares[:, round(float(argument) * shares.shape[1]) :].sum(1)
 
 
-def _share_above(rows: pd.DataFrame, argument: str) -> Floats:
-    return (_values(rows) > float(argument)).astype(np.float64)
-
-
-def _variance_above(rows: pd.DataFrame, argument: str) -> Floats:
-    """The second part of the rows whose value is above a threshold."""
-    return stacked(rows["parts"])[_values(rows) > float(argument), 1]
-
-
-def _seconds(rows: pd.DataFrame, argument: str) -> Floats:
-    return rows["seconds"].to_numpy(np.float64)
-
-
-# One number per image; the cell is their mean.
+# One number per image; the cell is their mean. The variance is the second part of a row.
 READINGS: dict[str, Callable[[pd.DataFrame, str], Floats]] = {
     "point": _point,
     "tail": _tail,
-    "share_above": _share_above,
-    "variance_above": _variance_above,
-    "seconds": _seconds,
+    "share_above": lambda rows, threshold: (_values(rows) > float(threshold)).astype(np.float64),
+    "variance_above": lambda rows, threshold: stacked(rows["parts"])[_values(rows) > float(threshold), 1],
+    "seconds": lambda rows, _: rows["seconds"].to_numpy(np.float64),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitrail.data.base import DataSet, Example
+from vitrail.data.base import DataSet, Example, Listed
 from vitrail.data.coco import Coco
 from vitrail.data.imagenet import imagenet_classes, index_of
 from vitrail.errors import VitrailError
@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError
 ANIMALS = {"zebra": ("zebra", "n02391049"), "elephant": ("African elephant", "n02504458")}
 
 
-class ZebraElephant(DataSet):
+class ZebraElephant(Listed):
     """Every image with both animals, once for each of them, with ImageNet labels and no other objects."""
 
     name = "coco zebra and elephant"
@@ -32,10 +32,6 @@ class ZebraElephant(DataSet):
             raise VitrailError(f"no image of {data.name} shows a zebra and an elephant.")
         self._images = [(i, indices[wnid], name) for i in both for name, wnid in ANIMALS.values()]
         self._ids = [f"{name}/{data.ids[i]}" for i, _, name in self._images]
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
 
     def load(self, position: int) -> Example:
         source, label, _ = self._images[position]

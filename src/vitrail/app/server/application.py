@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 from vitrail.app.server.responses import RequestError
 from vitrail.app.server.routes import PAGE, catalogue_routes, job_routes, page_routes, task_routes
 from vitrail.app.server.schemas import describe_error
-from vitrail.app.server.security import Guard
+from vitrail.app.server.security import Guard, error_response
 from vitrail.app.server.service import Service
 from vitrail.app.server.settings import Settings
 from vitrail.version import __version__
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.service.cancel_all()
+        self.service.dispatcher.cancel_all()
         await super().shutdown(sockets)
 
 
@@ -79,8 +79,7 @@ def create_app(settings: Settings, models: list[str]) -> FastAPI:
 
 async def _request_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return JSONResponse({"error": str(error)}, error.status, headers)
+    return error_response(error)
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

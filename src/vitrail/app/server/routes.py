@@ -128,12 +128,12 @@ def job_routes(service: Service) -> APIRouter:
     @router.get("/{job}/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
     async def events(job: Annotated[str, Path(max_length=64)]) -> Response:
         """Server-sent events; closing the stream before the end cancels the job."""
-        return EventStream(service.jobs.find(job), service.cancel)
+        return EventStream(service.jobs.find(job), service.dispatcher.cancel)
 
     @router.delete("/{job}", status_code=204, response_class=Response)
     async def cancel(job: Annotated[str, Path(max_length=64)]) -> Response:
         """Cancels a job."""
-        service.cancel(service.jobs.find(job))
+        service.dispatcher.cancel(service.jobs.find(job))
         return Response(status_code=204)
 
     return router
@@ -169,10 +169,10 @@ async def _run(service: Service, kind: str, form: s.Form, request: Request) -> R
     """Waits for the answer, or returns the job."""
     task = make_task(kind, form, service.model(form.model), await find_picture(service, form))
     wait = getattr(form, "wait", True)
-    job = service.submit(task, keep=not wait)
+    job = service.jobs.submit(task, keep=not wait)
     if not wait:
         return Response(to_json({"job": job.id, "events": f"/api/jobs/{job.id}/events"}), 202, media_type=JSON)
-    await finish(job, request.receive, service.cancel)
+    await finish(job, request.receive, service.dispatcher.cancel)
     if job.error is not None:
         raise job.error
     if job.answer is None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-from collections.abc import Iterable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail.app.server.responses import RequestError
+from vitrail.app.server.responses import RequestError, to_json
 from vitrail.app.server.settings import Settings, is_loopback
 
 POLICY = (
@@ -67,7 +66,7 @@ class Guard:
             body.announce(Headers(scope=scope).get("content-length", ""))
         except RequestError as error:
             await body.drain()
-            await refuse(error, guarded)
+            await error_response(error)(scope, receive, guarded)
             return
         try:
             await self.app(scope, body.receive, guarded)
@@ -156,13 +155,8 @@ def host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
-async def refuse(error: RequestError, send: Send) -> None:
-    body = json.dumps({"error": str(error)}).encode()
-    headers: Iterable[tuple[bytes, bytes]] = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *([(b"retry-after", str(error.retry_after).encode())] if error.retry_after is not None else []),
-        *([(b"www-authenticate", b"Bearer")] if error.status == 401 else []),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def error_response(error: RequestError) -> Response:
+    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(to_json({"error": str(error)}), error.status, headers, "application/json")

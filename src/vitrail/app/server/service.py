@@ -12,7 +12,7 @@ from pathlib import PurePath
 from vitrail.app.server.cache import ByteCache
 from vitrail.app.server.decoding import Decoded, Decoder
 from vitrail.app.server.dispatcher import Dispatcher
-from vitrail.app.server.jobs import Job, Jobs, Task
+from vitrail.app.server.jobs import Jobs
 from vitrail.app.server.responses import RequestError, to_json
 from vitrail.app.server.settings import Settings
 
@@ -46,14 +46,16 @@ class Sample:
     model: str | None
     picture: Picture
 
-    @property
-    def name(self) -> str:
-        return PurePath(self.file).stem
-
     def row(self) -> dict[str, str | None]:
         """Its entry in ``/api/samples``."""
         url = f"/samples/{self.file}"
-        return {"name": self.name, "title": self.title, "model": self.model, "url": url, "thumbnail": url}
+        return {
+            "name": PurePath(self.file).stem,
+            "title": self.title,
+            "model": self.model,
+            "url": url,
+            "thumbnail": url,
+        }
 
 
 def read_samples(models: list[str]) -> dict[str, Sample]:
@@ -130,16 +132,6 @@ class Service:
         if name is not None and name not in self.models:
             raise RequestError(404, f"this server has no model {name!r}: expected one of {', '.join(self.models)}.")
         return self.models[0] if name is None else name
-
-    def submit(self, task: Task, keep: bool) -> Job:
-        return self.jobs.submit(task, keep)
-
-    def cancel(self, job: Job) -> None:
-        self.dispatcher.cancel(job)
-
-    def cancel_all(self) -> None:
-        """Ends every job, so that no client waits any longer."""
-        self.dispatcher.cancel_all()
 
     def _find_picture(self, picture_id: str) -> Picture | None:
         return self.uploads.get(picture_id) or self._sample_pictures.get(picture_id)

@@ -36,15 +36,11 @@ class MemoryRequest(Request):
                     self._form = await MemoryParser(self.headers, stream, **limits).parse()
             except MultiPartException as error:
                 raise RequestError(400, f"cannot parse the form: {error.message}") from None
-            check_unique(self._form)
+            names = [name for name, _ in self._form.multi_items()]
+            repeated = next((name for name in names if names.count(name) > 1), None)
+            if repeated is not None:
+                raise RequestError(422, f"the form has {repeated[:80]!r} more than once: give each field once.")
         return self._form
-
-
-def check_unique(form: FormData) -> None:
-    names = [name for name, _ in form.multi_items()]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise RequestError(422, f"the form has {repeated[:80]!r} more than once: give each field once.")
 
 
 class FormRoute(APIRoute):
