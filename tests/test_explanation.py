@@ -64,7 +64,7 @@ def test_overlay_and_picture(model: View, photo: Image.Image) -> None:
     assert np.ptp(pixels, axis=2).max() > 100
     assert ex.picture().height > shown.height
     row, column = divmod(int(ex.map.argmax()), 4)
-    ex.map = torch.zeros(4, 4)
+    ex.map, ex.extras = torch.zeros(4, 4), {}
     ex.map[row, column] = 1e-3
     ex.map[(row + 2) % 4, (column + 2) % 4] = -1e-3
     left, top, right, bottom = ex.box

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.data.annotations import class_map
 from vitrail.data.images import ImageSource, read_image
 from vitrail.engine.modes import own_modes
-from vitrail.engine.requests import Asking, Batch, Logits, check_finite
+from vitrail.engine.requests import Asking, Batch, Logits, check_finite, concurrently
 from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
 from vitrail.evaluation import (
@@ -36,6 +36,7 @@ from vitrail.explanation import Explanation, tensor_hash
 from vitrail.methods.base import Attribution, Method
 from vitrail.methods.masking import MaskMethod
 from vitrail.methods.registry import build_method
+from vitrail.methods.storage import ask_storage
 from vitrail.metrics.base import Metric
 from vitrail.models.loading import as_view
 from vitrail.models.view import View, check_floats
@@ -167,12 +168,26 @@ def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
     return Seen(image, view.preprocess(image), view.preprocessing.box(image.size), path)
 
 
-def prediction(method: Method, batch: Batch, target: Target) -> Asking[tuple[Attribution, Tensor, Target]]:
-    """The maps, logits and classes, from the forward pass that the method makes anyway."""
-    attribution = yield from method.explained(batch, target)
+@dataclass(frozen=True)
+class Prediction:
+    """What is known of a batch after one forward pass and the work of the method."""
+
+    attribution: Attribution
+    logits: Tensor  # (B, C)
+    target: Target
+    storage: Tensor  # (B, N) bool: patches that are used as registers; N = 0 without tokens
+
+
+def prediction(method: Method, batch: Batch, target: Target) -> Asking[Prediction]:
+    """The maps, logits, classes and storage tokens, from the forward pass that the method makes anyway."""
+    askers: list[Asking[Any]] = [method.explained(batch, target)]
+    if batch.view.has_tokens:
+        askers.append(ask_storage(batch, target))
+    attribution, *stored = yield from concurrently(askers)
     logits = yield Logits(batch)
     check_finite(batch.view, logits)
-    return attribution, logits, target.resolved(batch.view, logits)
+    storage = stored[0] if stored else torch.zeros(len(batch), 0, dtype=torch.bool)
+    return Prediction(attribution, logits, target.resolved(batch.view, logits), storage.cpu())
 
 
 def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iterator[Explanation]:
@@ -180,13 +195,13 @@ def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iter
     begin = time.perf_counter()
     pixels = torch.stack([picture.pixels.to(view.device) for picture in pictures])
     batch = Batch(view, view.check_images(pixels, view.precision))
-    (attribution, logits, target), *_ = scheduler.run([prediction(method, batch, target)])
-    probabilities = view.probabilities(logits).cpu()
+    (predicted,) = scheduler.run([prediction(method, batch, target)])
+    probabilities, attribution = view.probabilities(predicted.logits).cpu(), predicted.attribution
     maps = attribution.map.float().cpu()
     seconds = (time.perf_counter() - begin) / len(pictures)
     chunk = {"chunk": float(scheduler.smallest_chunk or 0)} if isinstance(method, MaskMethod) else {}
     for i, picture in enumerate(pictures):
-        index, *rival = target.row(i).about
+        index, *rival = predicted.target.row(i).about
         ranked = probabilities[i].argsort(descending=True, stable=True)[:5].tolist()
         yield Explanation(
             map=maps[i].clone(),
@@ -202,9 +217,11 @@ def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iter
             model_name=view.name,
             against=rival[0] if rival else None,
             against_label=view.label(rival[0]) if rival else None,
+            against_probability=float(probabilities[i, rival[0]]) if rival else None,
             top=[(k, view.label(k), float(probabilities[i, k])) for k in ranked],
             extras={name: float(values[i]) for name, values in attribution.extras.items()} | chunk,
             image_path=picture.path,
+            storage=predicted.storage[i].nonzero()[:, 0].tolist(),
             signed=method.info.signed,
             pixels=picture.pixels.cpu().clone() if picture.from_tensor else None,
             pixels_hash=tensor_hash(picture.pixels) if picture.from_tensor else None,

@@ -10,7 +10,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,8 @@ from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.methods.base import MethodFactory
 from vitrail.methods.registry import get_method
-from vitrail.metrics.measuring import measure_alone
+from vitrail.metrics.measuring import measure_alone, measure_trust
+from vitrail.metrics.trust import Trust
 from vitrail.models.loading import as_view, load
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
@@ -37,6 +38,14 @@ from vitrail.show.heatmap import fit_to_image
 from vitrail.show.plots import curve_picture
 from vitrail.version import __version__
 
+# The parts of a score, by the names of their extras.
+SPLIT = {
+    "patches": "score_patches",
+    "prefix tokens": "score_prefix",
+    "biases": "score_biases",
+    "baseline": "score_baseline",
+    "score": "score",
+}
 # Fields that are stored in the JSON file under their own name.
 _STORED_FIELDS = ("method", "params", "target", "label", "probability", "against", "against_label", "seconds",
                       "extras", "signed")  # fmt: skip
@@ -65,6 +74,7 @@ class Explanation:
     against: int | None = None
     against_label: str | None = None
     top: list[tuple[int, str, float]] = field(default_factory=list)
+    against_probability: float | None = None
     extras: dict[str, float] = field(default_factory=dict)
     image_path: str | None = None
     signed: bool | None = None  # whether the map is signed; None = if any value is negative
@@ -72,6 +82,8 @@ class Explanation:
     curves: dict[str, list[float]] = field(default_factory=dict)
     pixels: Tensor | None = None  # (3, H, W), normalised: the input, if a tensor was explained; not saved
     pixels_hash: str | None = None  # its hash, which is saved
+    storage: list[int] = field(default_factory=list)  # patches that the network uses as registers, row by row
+    trusted: Trust | None = None  # the result of ``trust``
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         """The map scaled to [0, 1] at the size of the original image, (H, W); ``outside`` beyond the model's crop."""
@@ -94,6 +106,47 @@ class Explanation:
             if scored.curve is not None:
                 self.curves[name] = scored.curve
         return dict(self.scores)
+
+    def trust(self) -> Trust:
+        """Asks the model how far to trust the map, with fewer than a hundred forward passes; ``save`` stores it, too.
+
+        Removing the top tenth of the patches is compared with removing a random tenth, and sums of the map over subsets
+        of patches with the probabilities that these subsets give.
+        """
+        if self.model is None:
+            raise VitrailError("this explanation was opened without its model: give it as vitrail.open(…, model=).")
+        self.trusted = measure_trust(
+            self.model, self._pixels(self.model), self.map, self.target, self.against, self.patch_share
+        )
+        return self.trusted
+
+    @property
+    def split(self) -> dict[str, float] | None:
+        """How the explained score splits into patches, prefix tokens and biases (or a baseline), and the score itself.
+
+        None for methods that are not complete.
+        """
+        names = {name: key for name, key in SPLIT.items() if key in self.extras}
+        return {name: self.extras[key] for name, key in names.items()} if names else None
+
+    @property
+    def patch_share(self) -> float | None:
+        """The part of the score, by absolute value, that is on patches; None for methods that are not complete."""
+        if self.split is None:
+            return None
+        parts = {name: abs(value) for name, value in self.split.items() if name != "score"}
+        return parts["patches"] / (sum(parts.values()) or 1.0)
+
+    @property
+    def shares(self) -> Tensor:
+        """The map as it is drawn: where prefix tokens and biases hold a part of the score, it is spread evenly.
+
+        Then the shares add up to the score, in its units, and the order of the patches is that of the map.
+        """
+        if "score_prefix" not in self.extras:
+            return self.map
+        rest = self.extras["score_prefix"] + self.extras["score_biases"]
+        return self.map / self.extras["score_layers"] + rest / self.map.numel()
 
     def curve_picture(self) -> Image.Image:
         """A plot of the curves of the scores."""
@@ -125,17 +178,51 @@ class Explanation:
         """The map on the image, (H, W) of the image or of its display size, whichever is smaller."""
         (width, height), (shown_width, shown_height) = self.image.size, display_size(self.image.size)
         if shown_width >= width:
-            return fit_to_image(self.map, self.box, (width, height), mode)
+            return fit_to_image(self.shares, self.box, (width, height), mode)
         across, down = shown_width / width, shown_height / height
         left, top, right, bottom = self.box
         box = (left * across, top * down, right * across, bottom * down)
-        return fit_to_image(self.map, box, (shown_width, shown_height), mode)
+        return fit_to_image(self.shares, box, (shown_width, shown_height), mode)
 
     @property
     def title(self) -> str:
         """The class and its probability."""
-        rival = f", not {self.against_label}" if self.against is not None else ""
-        return f"{self.label}{rival} ({self.probability:.1%})"
+        if self.against is None:
+            return f"{self.label} ({self.probability:.1%})"
+        rival = "" if self.against_probability is None else f" {self.against_probability:.1%}"
+        return f"{self.label} {self.probability:.1%} rather than {self.against_label}{rival}"
+
+    @property
+    def score_line(self) -> str | None:
+        """How the score splits, in words: ``logit +8.21 = patches +6.02, prefix tokens +1.10, biases +1.09``."""
+        if self.split is None:
+            return None
+        output = str(self.params.get("output", "logit")) + (" difference" if self.against is not None else "")
+        parts = [f"{name} {value:+.2f}" for name, value in self.split.items() if name != "score"]
+        return f"{output} {self.split['score']:+.2f} = {', '.join(parts)}".replace("-", "−")
+
+    @property
+    def storage_line(self) -> str | None:
+        """What the storage tokens are, in words; None if there are none."""
+        if not self.storage:
+            return None
+        count = "1 patch is" if len(self.storage) == 1 else f"{len(self.storage)} patches are"
+        return f"{count} used as storage by the network (marked ◇): evidence there is not about what they show"
+
+    @property
+    def trust_score(self) -> float | None:
+        """The score of ``trust`` in [0, 1]; None before it was called."""
+        return None if self.trusted is None else self.trusted.score
+
+    @property
+    def trust_line(self) -> str | None:
+        """The result of ``trust`` in words."""
+        return None if self.trusted is None else f"trust: {self.trusted.words(self._asked)}"
+
+    @property
+    def _asked(self) -> str:
+        """The class that ``trust`` is about."""
+        return self.label if self.against is None else f"{self.label} against {self.against_label}"
 
     @property
     def call(self) -> str:
@@ -157,7 +244,8 @@ class Explanation:
         """The line below the title: method, parameters, model, scores."""
         scores = [f"{name} {value:.3f}" for name, value in self.scores.items()]
         remark = [] if self.class_specific else ["the same for every class"]
-        return " · ".join([f"{self.call} on {self.model_name}", *remark, *scores])
+        lines = [line for line in (self.score_line, self.storage_line, self.trust_line) if line is not None]
+        return " · ".join([f"{self.call} on {self.model_name}", *remark, *scores, *lines])
 
     def _method_class(self) -> MethodFactory | None:
         """The class of the method; None for a custom method that is not registered."""
@@ -209,9 +297,13 @@ class Explanation:
             "probability": self.probability,
             "against": self.against,
             "against_label": self.against_label,
+            "against_probability": self.against_probability,
             "top": [{"class": i, "label": name, "probability": p} for i, name, p in self.top],
             "seconds": self.seconds,
             "extras": self.extras,
+            "split": self.split,
+            "storage": self.storage,
+            "trust": None if self.trusted is None else asdict(self.trusted),
             "signed": self.signed,
             "scores": self.scores,
             "curves": self.curves,
@@ -259,6 +351,9 @@ def open(  # noqa: A001
             pixels_hash=saved["image"].get("tensor_sha256"),
             scores=saved.get("scores", {}),
             curves=saved.get("curves", {}),
+            against_probability=saved.get("against_probability"),
+            storage=saved.get("storage", []),
+            trusted=None if saved.get("trust") is None else Trust.from_dict(saved["trust"]),
             **{name: saved[name] for name in _STORED_FIELDS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

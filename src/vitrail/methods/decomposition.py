@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.core.parts import Block, Norm
 from vitrail.engine.trace import Trace
-from vitrail.methods.gradients import completeness_gap
+from vitrail.methods.gradients import completeness_gap, score_split
 from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, OwnRollout
 from vitrail.methods.registry import method
 from vitrail.methods.values import ValueMethod, sent
@@ -31,8 +31,9 @@ class DecompX(Layerwise):
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx", "bias"})
 
     def extras(self, trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
-        """The largest gap over the layers between the logit and its shares, relative to max(1, |logit|)."""
-        return {"completeness_gap": completeness_gap(trace, layers)}
+        """The gap of completeness, and how the score splits."""
+        shares = [(self.scores(trace, layer), trace.bias_from(layer)) for layer in layers]
+        return completeness_gap(trace, layers) | score_split(trace, shares)
 
 
 @dataclass(kw_only=True)

@@ -74,8 +74,12 @@ class FullGrad(GradientMethod):
         return input_x_gradient(trace, layer) + torch.stack(biases).sum(0)
 
     def extras(self, trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
-        """The largest gap between y and its shares, relative to max(1, |y|); zero only under rule="frozen"."""
-        return {"completeness_gap": completeness_gap(trace, layers)}
+        """The gap of completeness, zero only under rule="frozen", and then how the score splits."""
+        gap = completeness_gap(trace, layers)
+        if self.rule != "frozen":
+            return gap
+        assert trace.pooled_bias is not None
+        return gap | score_split(trace, [(self.scores(trace, layer), trace.pooled_bias) for layer in layers])
 
 
 @method("full_grad_plus", family="gradient", signed=True, paper="SkipPLUS, eq. 5")
@@ -243,7 +247,8 @@ class IntegratedGradients(PixelGradient):
         total, start = yield [gradients, baseline]
         contributions = total * image[0]
         gap = (contributions.sum() - (score - start[0])).abs() / score.abs().clamp(min=1)
-        return contributions.sum(0), {"completeness_gap": gap}
+        split = {"score": score, "score_patches": contributions.sum(), "score_baseline": start[0]}
+        return contributions.sum(0), {"completeness_gap": gap, **split}
 
 
 @method(
@@ -287,7 +292,20 @@ class SmoothGrad(PixelGradient):
         return 1.0 if self.protocol == "tis" else 0.15 * (image.max() - image.min())
 
 
-def completeness_gap(trace: Trace, layers: Iterable[int]) -> Tensor:
-    """(B,): the largest |y − shares − biases| over the layers, relative to max(1, |y|)."""
+def completeness_gap(trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
+    """The largest |y − shares − biases| over the layers, relative to max(1, |y|)."""
     gaps = [trace.y - input_x_gradient(trace, layer).sum(1) - trace.bias_from(layer) for layer in layers]
-    return torch.stack(gaps).abs().amax(0) / trace.y.abs().clamp(min=1)
+    return {"completeness_gap": torch.stack(gaps).abs().amax(0) / trace.y.abs().clamp(min=1)}
+
+
+def score_split(trace: Trace, shares: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """How y splits into patches, prefix tokens and biases, from the shares of tokens (B, n) and of biases (B,) of
+    layers: their mean over layers, since a sum over layers holds the score once per layer."""
+    tokens, biases = (torch.stack(parts).mean(0) for parts in zip(*shares, strict=True))
+    return {
+        "score": trace.y,
+        "score_patches": tokens[:, trace.num_prefix :].sum(1),
+        "score_prefix": tokens[:, : trace.num_prefix].sum(1),
+        "score_biases": biases,
+        "score_layers": torch.full_like(trace.y, len(shares)),
+    }

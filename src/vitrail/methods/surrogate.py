@@ -115,7 +115,8 @@ class KernelShap(SubsetMethod):
         values = shapley_fit(present, scores, empty, full)
         gained = full - empty
         gap = (values.sum() - gained).abs() / gained.abs().clamp(min=1)  # relative, as of other methods
-        extras = {"samples": scores.new_tensor(len(scores)), "completeness_gap": gap}
+        split = {"score": full, "score_patches": values.sum(), "score_baseline": empty}
+        extras = {"samples": scores.new_tensor(len(scores)), "completeness_gap": gap, **split}
         return values.view(rows, columns), extras
 
 

@@ -16,6 +16,7 @@ from vitrail.errors import VitrailError
 from vitrail.geometry import Box, check_box, clip_box, fill_boxes
 from vitrail.methods.base import Method
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, ask_if_applicable, build_metric
+from vitrail.metrics.trust import Trust, ask_trust
 from vitrail.models.loading import as_view
 from vitrail.models.view import View
 from vitrail.targets import ClassSpec, Target, class_indices
@@ -97,6 +98,16 @@ def measure_alone(
                 "vitrail.metrics.measure or vitrail.evaluate where it is known."
             )
         return scheduler.run([chosen.ask(case)])[0]
+
+
+def measure_trust(
+    view: View, pixels: Tensor, map_: Tensor, target: int, against: int | None, patch_share: float | None
+) -> Trust:
+    """What the model says about one map (h, w) of one image (3, H, W)."""
+    scheduler = Scheduler()
+    with own_modes():
+        (case,) = _cases(view, scheduler, pixels, map_, target)
+        return scheduler.run([ask_trust(case, against, patch_share)])[0]
 
 
 def chosen_metric(metric: str | Metric, params: dict[str, Any]) -> Metric:

@@ -1,0 +1,149 @@
+"""How far to trust one map: what the network itself says about it, in less than a hundred forward passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.engine.requests import Asking, Pictures, Subsets, Tokens
+from vitrail.errors import VitrailError
+from vitrail.metrics.base import Case
+from vitrail.metrics.curves import background
+
+REMOVED = 0.1  # the share of patches that is taken out
+RANDOM = 16  # random sets of that size
+SUBSETS = 64  # with which the map is compared
+KEPT = 0.4  # the share of patches in each of them
+BLOBS = 4  # the subsets are blobs: noise on a grid of this size, enlarged and cut at a threshold
+PASSES = 2 + RANDOM + SUBSETS
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the network says about a map.
+
+    ``score`` in [0, 1] is the mean of two parts: how much more the top tenth of the patches takes away than a random
+    tenth, relative to what is left then, and ``agreement``.
+    """
+
+    score: float
+    drop: float  # fall of the probability without the top tenth of the patches
+    random_drop: float  # without a random tenth
+    agreement: float  # correlation of the map's sum over a subset of patches with the probability it gives
+    interval: tuple[float, float]  # of the agreement, 95 %
+    patch_share: float | None  # the part of the score that is on patches; None where the method does not say
+    probability: float  # of the whole image
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Trust:
+        """From what a JSON file holds."""
+        low, high = saved["interval"]
+        return cls(**{**saved, "interval": (low, high)})
+
+    def words(self, name: str) -> str:
+        """The result as text; ``name``: the class that the probability is of."""
+        before, top, random = (f"{max(0.0, self.probability - fall):.0%}" for fall in (0, self.drop, self.random_drop))
+        low, high = self.interval
+        text = (
+            f"{self.score:.2f} – removing the top {REMOVED:.0%} of patches takes {name} from {before} to {top}, a random "
+            f"{REMOVED:.0%} to {random}; agreement with {SUBSETS} subsets {self.agreement:.2f} [{low:.2f}, {high:.2f}]"
+        ).replace("-", "−")
+        return text if self.patch_share is None else f"{text}; {self.patch_share:.0%} of the score is on patches"
+
+
+def ask_trust(case: Case, against: int | None = None, patch_share: float | None = None) -> Asking[Trust]:
+    """Asks the network about one map; a contrast is about the probability of the target against its rival."""
+    values = _on_cells(case).flatten().cpu()
+    cells, generator = len(values), torch.Generator().manual_seed(SEED)
+    removed = max(1, round(REMOVED * cells))
+    if cells - removed < 1:
+        raise VitrailError(f"trust needs at least two patches, but {case.view.name} has {cells}.")
+    order = values.argsort(descending=True, stable=True)
+    shuffled = torch.rand(RANDOM, cells, generator=generator).argsort(dim=1)
+    without = torch.cat([order[None, removed:], shuffled[:, removed:]])
+    kept = max(1, round(KEPT * cells))
+    subsets = _blobs(case.view.cells, generator).topk(kept, dim=1).indices
+    everything = torch.arange(cells)[None]
+    answers = yield from _probabilities(case, against, [everything, without, subsets])
+    whole, *left = (answer.double().cpu() for answer in answers)
+    top, random = float(left[0][0]), float(left[0][1:].mean())
+    agreement = _correlation(values.double()[subsets].sum(1), left[1])
+    removal = min(1.0, max(0.0, (random - top) / random)) if random > 0 else 0.0
+    return Trust(
+        score=(removal + max(0.0, agreement)) / 2,
+        drop=float(whole[0]) - top,
+        random_drop=float(whole[0]) - random,
+        agreement=agreement,
+        interval=_fisher(agreement, SUBSETS),
+        patch_share=patch_share,
+        probability=float(whole[0]),
+    )
+
+
+def _on_cells(case: Case) -> Tensor:
+    """The map on the patches, or on the cells of a model that has none."""
+    cells = case.view.cells
+    return case.map if tuple(case.map.shape) == cells else F.adaptive_avg_pool2d(case.map[None, None], cells)[0, 0]
+
+
+def _blobs(cells: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """(SUBSETS, N): smooth noise; what is above a threshold is a subset of a few connected regions."""
+    coarse = torch.randn(SUBSETS, 1, BLOBS, BLOBS, generator=generator)
+    return F.interpolate(coarse, size=cells, mode="bicubic", align_corners=False).flatten(1)
+
+
+def _probabilities(case: Case, against: int | None, sets: list[Tensor]) -> Asking[list[Tensor]]:
+    """The probability of the class with only the patches of each set (M, k) present."""
+    if case.view.has_tokens:
+        tokens = yield Tokens(case.batch)
+        logits = yield [_subsets(case, tokens, keep.to(tokens.device)) for keep in sets]
+    else:
+        logits = yield [_pictures(case, keep) for keep in sets]
+    return [_probability(case, values, against) for values in logits]
+
+
+def _subsets(case: Case, tokens: Tensor, keep: Tensor) -> Subsets:
+    length = keep.shape[1] + case.view.num_prefix
+    return Subsets(view=case.view, count=len(keep), length=length, tokens=tokens, keep=keep, name="trust")
+
+
+def _pictures(case: Case, keep: Tensor) -> Pictures:
+    """The other pixels get the image's mean colour."""
+    (rows, columns), blank = case.view.cells, background(case, "mean", SEED)
+    shown = torch.zeros(len(keep), rows * columns).scatter_(1, keep, 1.0).unflatten(1, (1, rows, columns))
+
+    def make(part: slice) -> Tensor:
+        mask = F.interpolate(shown[part].to(case.pixels), size=case.size, mode="nearest-exact")
+        return torch.where(mask > 0, case.pixels, blank)
+
+    return Pictures(view=case.view, count=len(keep), length=case.view.num_tokens, make=make, name="trust")
+
+
+def _probability(case: Case, logits: Tensor, against: int | None) -> Tensor:
+    """(m, C) → (m,)."""
+    target = torch.full((len(logits),), case.target, device=logits.device)
+    if against is None:
+        return case.view.score(logits.float(), target, None, "probability")
+    return case.view.score(logits.float(), target, torch.full_like(target, against), "logit").sigmoid()
+
+
+def _correlation(predicted: Tensor, measured: Tensor) -> float:
+    """Pearson's; 0 where one of them is constant."""
+    spread = predicted.std() * measured.std()
+    if not spread > 0:
+        return 0.0
+    centred = (predicted - predicted.mean()) * (measured - measured.mean())
+    return float((centred.sum() / (len(predicted) - 1) / spread).clamp(-1, 1))
+
+
+def _fisher(correlation: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a correlation, by Fisher's transformation."""
+    middle, half = math.atanh(max(-0.999999, min(0.999999, correlation))), 1.96 / math.sqrt(count - 3)
+    return math.tanh(middle - half), math.tanh(middle + half)
