@@ -1,8 +1,8 @@
 // The colours of a map, the same as in vitrail's figures: red for the class and blue against it, centred on
-// zero; unsigned maps go from dark violet to yellow. The weaker the evidence, the more transparent the colour.
-const FOR = "ee9677e58368dd7059d55d4ccb4942c13639b72230a81529930e26";
-const AGAINST = "81bad86bacd1569fc94291c23885bc2f79b5266caf1d5fa215508d";
-const SEQUENTIAL = "57106e69166e7c1d6d8f2469a02a63b3325ac43c4ed34743e15635ec6726f47918f98e09fca50afbba1ff7d13df2e865f5f992";
+// zero; unsigned maps go from green to dark violet. The weaker the evidence, the more transparent the colour.
+const FOR = "dc6e57d55d4ccc4c44c53e3dbd2d35b41c2da51429930e26840924";
+const AGAINST = "529dc84291c23a87bd337eb82b73b32369ad1c5c9f17529010457e";
+const SEQUENTIAL = "44bf7031b57b25ab821fa1881f968b228c8d26818e2a768e2f6c8e34618d39558c3f4889443b84472e7c482071471164440154";
 const SHADES = 256, FADE = 0.8, ROBUST = 0.995, FINEST = 384;
 
 const tables = { true: table(true), false: table(false) };
