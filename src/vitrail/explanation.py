@@ -69,6 +69,7 @@ class Explanation:
     top: list[tuple[int, str, float]] = field(default_factory=list)
     extras: dict[str, float] = field(default_factory=dict)
     image_path: str | None = None
+    true_label: str | None = None  # the true class of the image, if known
     signed: bool | None = None  # whether the map is signed; None = if any value is negative
     scores: dict[str, float] = field(default_factory=dict)  # of ``score``
     curves: dict[str, list[float]] = field(default_factory=dict)
@@ -245,6 +246,7 @@ class Explanation:
             "probability": self.probability,
             "against": self.against,
             "against_label": self.against_label,
+            "true_label": self.true_label,
             "top": [{"class": i, "label": name, "probability": p} for i, name, p in self.top],
             "seconds": self.seconds,
             "extras": self.extras,
@@ -293,6 +295,7 @@ def open(  # noqa: A001
             image_path=saved["image"]["path"],
             pixels=pixels,
             pixels_hash=saved["image"].get("tensor_sha256"),
+            true_label=saved.get("true_label"),
             scores=saved.get("scores", {}),
             curves=saved.get("curves", {}),
             **{name: saved[name] for name in _STORED_FIELDS},

@@ -20,6 +20,7 @@ SHORT_SIDE, LONG_SIDE, THUMBNAIL = 384, 1600, 320
 """The smallest short side and the largest long side of a picture, and the long side of a thumbnail, in pixels."""
 
 _GAP = 16
+_LEGEND_UNIT = 22
 _MOST_ELONGATED = 3  # sides of a thumbnail; of a longer picture, a part is shown
 _SHEET_PIXELS = 60_000_000
 
@@ -79,7 +80,7 @@ def labelled(
     heading = fit_text(title, room, round(unit * 1.25), bold=True, lines=2)
     detail = fit_text(subtitle, room, unit, lines=3)
     texts = [_strip(text, room, ink) for text, ink in ((heading, INK), (detail, GREY)) if text.lines]
-    keys = [legend.draw(room, unit) for legend in legends]
+    keys = [legend.draw(room, min(unit, _LEGEND_UNIT)) for legend in legends]
     above, below = (texts, keys) if title_on_top else ([], texts + keys)
     picture_top = _stack_height(above, unit)
     page = Image.new("RGB", (width, picture_top + image.height + _stack_height(below, unit)), PAPER)

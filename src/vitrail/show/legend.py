@@ -1,6 +1,7 @@
 """The legend of a picture: which colour speaks for which class."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -58,15 +59,14 @@ class Legend:
     def draw(self, width: int, unit: int) -> Image.Image:
         """The legend in an image of this width, with text of about ``unit`` pixels."""
         size = max(11, round(unit * 0.8))
-        room = width - round(font(size).getlength("not seen")) - 4 * size if self.scale.partial else width
-        if self.look.style == "outline":
-            strip = self._draw_outline(width, room, size)
-        else:
-            strip = self._draw_bar(width, min(_BAR, room), size)
+        unseen = round(font(size).getlength("not seen")) + 4 * size if self.scale.partial else 0
+        room = min(_BAR, width - unseen)
+        draw = self._draw_outline if self.look.style == "outline" else self._draw_bar
+        strip = draw(width, room, size)
         if self.scale.partial:
             swatch = hatched(np.full((size, 2 * size, 3), 150, dtype=np.float32))
-            strip.paste(as_image(swatch), (width - 2 * size, 0))
-            right = width - 2 * size - size // 2
+            strip.paste(as_image(swatch), (room + unseen - 2 * size, 0))
+            right = room + unseen - 2 * size - size // 2
             ImageDraw.Draw(strip).text((right, size // 2), "not seen", fill=GREY, font=font(size), anchor="rm")
         return strip
 
@@ -93,6 +93,27 @@ class Legend:
         strip.paste(as_image(outlined(photo, evidence, self.scale, self.look)), (0, 0))
         text.draw(ImageDraw.Draw(strip), 3 * size, 0, GREY)
         return strip
+
+
+def shared_legends(legends: Sequence[Legend]) -> list[Legend]:
+    """One legend per colour scale for a sheet of maps, each of which spans the colours: without numbers."""
+    shared = []
+    for signed in (True, False):
+        alike = [legend for legend in legends if legend.scale.signed is signed]
+        if alike:
+            targets = {legend.target for legend in alike if legend.target}
+            rivals = {legend.rival for legend in alike}
+            partial = not shared and any(legend.scale.partial for legend in legends)
+            shared.append(
+                replace(
+                    alike[0],
+                    scale=replace(alike[0].scale, partial=partial),
+                    target=targets.pop() if len(targets) == 1 else "the class",
+                    rival=rivals.pop() if len(rivals) == 1 else None,
+                    numbers=False,
+                )
+            )
+    return shared
 
 
 def _number(value: float) -> str:

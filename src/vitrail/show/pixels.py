@@ -37,7 +37,7 @@ def strongest(evidence: Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]
 def outlined(photo: Array, evidence: Array, scale: Scale, look: Look) -> Array:
     """The image, faded but for the strongest evidence, which has a line in its colour within a white one."""
     inside = strongest(evidence)
-    width = max(2, min(inside.shape) // 160)
+    width = max(2, min(inside.shape) // 120)
     mask = Image.fromarray(inside.astype(np.uint8) * 255)
     wider, narrower = (
         np.asarray(mask.filter(kind(2 * width + 1))) > 0 for kind in (ImageFilter.MaxFilter, ImageFilter.MinFilter)
