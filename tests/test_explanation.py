@@ -103,6 +103,15 @@ def test_styles_and_colormaps(model: View, photo: Image.Image, tmp_path: Path) -
     assert not (tmp_path / "wrong.png").exists()
 
 
+def test_the_outline_of_a_map_of_pixels_is_no_speckle(model: View) -> None:
+    ex = vitrail.explain(model, np.full((128, 128, 3), 128, np.uint8))
+    ex.map = torch.randn(128, 128, generator=torch.Generator().manual_seed(0))
+    ex.map[32:96, 32:96] += 0.5
+    drawing = np.asarray(ex.overlay(style="outline"))[60:-60, 60:-60]
+    assert (drawing == 255).all(2).mean() < 0.35
+    assert (drawing == 128).all(2).mean() > 0.1, "there is something within the line"
+
+
 def test_the_legend_names_the_classes(model: View, photo: Image.Image) -> None:
     alone = vitrail.explain(model, photo, target="elk")
     contrast = vitrail.explain(model, photo, target="elk", against="ant")

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ from vitrail.version import __version__
 # Fields that are stored in the JSON file under their own name.
 _STORED_FIELDS = ("method", "params", "target", "label", "probability", "against", "against_label", "seconds",
                       "extras", "signed")  # fmt: skip
+_COARSE = 32  # rows and columns of a map of pixels that is outlined
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
@@ -99,7 +101,7 @@ class Explanation:
         return self._overlay(Look(colormap, alpha, style), mode)
 
     def _overlay(self, look: Look, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
-        values = self._shown("nearest" if look.style == "blocks" else mode)
+        values = self._shown("nearest" if look.style == "blocks" else mode, coarse=look.style == "outline")
         photo = self.image.resize((values.shape[1], values.shape[0]), Image.Resampling.LANCZOS)
         return overlay(photo, values, self.signed, look.alpha, colormap=look.colormap, style=look.style)
 
@@ -150,12 +152,17 @@ class Explanation:
         target = self.label if self.class_specific else ""
         return Legend(scale, look, target, self.against_label)
 
-    def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
-        """The map on the image, (H, W) of its display size."""
+    def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear", *, coarse: bool = False) -> Tensor:
+        """The map on the image, (H, W) of its display size; ``coarse``: means of pixels, whose outline is connected."""
+        values = (
+            F.adaptive_avg_pool2d(self.map[None], _COARSE)[0]
+            if coarse and min(self.map.shape) >= 2 * _COARSE
+            else self.map
+        )
         width, height = display_size(self.image.size)
         across, down = width / self.image.width, height / self.image.height
         left, top, right, bottom = self.box
-        return fit_to_image(self.map, (left * across, top * down, right * across, bottom * down), (width, height), mode)
+        return fit_to_image(values, (left * across, top * down, right * across, bottom * down), (width, height), mode)
 
     @property
     def focus(self) -> tuple[float, float]:

@@ -112,6 +112,7 @@ def test_every_size_can_be_shown(size: tuple[int, int]) -> None:
     picture = overlay(Image.new("RGB", size), values)
     assert picture.size == display_size(size)
     assert overlay(Image.new("RGB", size), values, size=size).size == size
+    assert overlay(Image.new("RGB", size), values, style="outline").size == display_size(size)
     page = labelled(picture, "a cat 93 %", "decompx.skipplus", [Legend(Scale.of(values), target="cat")])
     assert page.width >= 384
     assert page.height > picture.height

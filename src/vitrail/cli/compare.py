@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -79,7 +79,7 @@ def compare(
     calls = every_method(view) if everything else choose(view, split_list(methods or []))
     classes = [view.class_index(target) for target in options.comma_separated(targets)]
     rival = None if against is None else view.class_index(against)
-    if rival in classes:
+    if rival is not None and rival in classes:
         raise VitrailError(f"--targets and --against are both {view.label(rival)}: use two different classes.")
     built = build(view, calls, params)
     parts = [shared_part(built, params), *(single_parts(built, params) if methods else ())]
@@ -131,7 +131,8 @@ def _explain(
     from vitrail.api import explain_each, see
 
     picture = see(methods[0].model, path)  # read once and shared by all explanations
-    for target in question.classes or [None]:
+    targets: Sequence[int | None] = question.classes or [None]
+    for target in targets:
         rows.append([])
         for method in track(methods, description="methods", console=console, transient=True):
             against = question.against if method.info.class_specific else None
