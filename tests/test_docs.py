@@ -208,7 +208,7 @@ def test_commands_parse(page: Path) -> None:
 def is_cheap(words: list[str]) -> bool:
     if words[:2] == ["reproduce", "--list"]:
         return True
-    everything = words[0] == "compare" and "--methods" not in words
+    everything = words[0] == "compare" and "--all" in words
     return not everything and not any(word in EXPENSIVE for word in words) and words[0] != "reproduce"
 
 

@@ -82,8 +82,51 @@ def test_the_colours_of_a_method_do_not_depend_on_the_image(signed: bool | None,
     ex.signed, ex.map = signed, torch.arange(16.0).view(4, 4)  # all for, none against
     last = int(0.85 * 384)  # in the last cell, within the crop
     red, green, blue = np.asarray(ex.overlay(alpha=1))[last, last].astype(int)
-    assert (red > 2 * green) == bool(signed)  # dark red, or the yellow end of the perceptual map
-    assert red > blue
+    assert (red > blue) == bool(signed)  # dark red, or the violet end of the perceptual map
+    assert green < min(red, blue)
+
+
+def test_styles_and_colormaps(model: View, photo: Image.Image, tmp_path: Path) -> None:
+    ex = vitrail.explain(model, photo)
+    drawings = [ex.overlay(style=style) for style in ("smooth", "blocks", "outline")] + [ex.overlay(colormap="PuOr")]
+    assert len({drawing.tobytes() for drawing in drawings}) == 4
+    assert ex.overlay(mode="nearest").tobytes() == drawings[1].tobytes()
+    flat = vitrail.explain(model, np.full((32, 32, 3), 128, np.uint8)).overlay(style="blocks")
+    row = np.asarray(flat).astype(int)[192, 30:-30]  # within the crop
+    assert (np.diff(row, axis=0) != 0).any(1).sum() <= 3, "sharp edges between four blocks"
+    path = ex.save(tmp_path / "why.png", style="outline", alpha=0.5)
+    assert Image.open(path).tobytes() == ex.picture(style="outline", alpha=0.5).tobytes() != ex.picture().tobytes()
+    for choice in ({"style": "dots"}, {"colormap": "x"}, {"alpha": 2}):
+        for draw in (ex.overlay, ex.picture, lambda **look: ex.save(tmp_path / "wrong.png", **look)):
+            with pytest.raises(VitrailError, match=next(iter(choice))):
+                draw(**choice)
+    assert not (tmp_path / "wrong.png").exists()
+
+
+def test_the_outline_of_a_map_of_pixels_is_no_speckle(model: View) -> None:
+    ex = vitrail.explain(model, np.full((128, 128, 3), 128, np.uint8))
+    ex.map = torch.randn(128, 128, generator=torch.Generator().manual_seed(0))
+    ex.map[32:96, 32:96] += 0.5
+    drawing = np.asarray(ex.overlay(style="outline"))[60:-60, 60:-60]
+    assert (drawing == 255).all(2).mean() < 0.35
+    assert (drawing == 128).all(2).mean() > 0.1, "there is something within the line"
+
+
+def test_the_legend_names_the_classes(model: View, photo: Image.Image) -> None:
+    alone = vitrail.explain(model, photo, target="elk")
+    contrast = vitrail.explain(model, photo, target="elk", against="ant")
+    assert alone.legend().ends[0].endswith("against elk")
+    assert alone.legend().ends[1].endswith("for elk")
+    assert contrast.legend().ends[0].endswith("for ant")
+    assert contrast.legend().ends[1].endswith("for elk")
+
+
+def test_the_focus_is_the_strongest_place(model: View, photo: Image.Image) -> None:
+    ex = vitrail.explain(model, photo)
+    ex.map = torch.zeros(4, 4)
+    ex.map[3, 0] = 1.0
+    left, top, right, bottom = ex.box
+    assert ex.focus == pytest.approx(((left + (right - left) / 8) / 64, (top + 7 * (bottom - top) / 8) / 40))
 
 
 @pytest.mark.parametrize("size", [(3000, 2000), (1000, 4000)])

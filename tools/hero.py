@@ -10,7 +10,6 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictures import on_grey
 from PIL import Image, ImageDraw
 from skimage import data
 
@@ -82,7 +81,7 @@ def draw(picture: Image.Image, rows: list[list[vitrail.Explanation]]) -> Image.I
         top = HEADER + number * (CELL + GAP)
         page.paste(sideways(question), (left - ASIDE + 2, top))
         for place, ex in enumerate(row):
-            cell = on_grey(ex).convert("RGB").resize((CELL, CELL), Image.Resampling.LANCZOS)
+            cell = ex.overlay().resize((CELL, CELL), Image.Resampling.LANCZOS)
             page.paste(cell, (left + place * (CELL + GAP), top))
     return page
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of the method pages: `python tools/pictures.py [NAME…]`.
+"""Draws the pictures of the method pages and of the styles: `python tools/pictures.py [NAME…]`.
 
 One picture per page, made offline with the two embedded models, so that anyone can reproduce them. Rows: a photograph
 (Grace Hopper, public domain, from matplotlib's sample data) explained for the predicted class, and a generated scene
@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from PIL import Image, ImageDraw
 
 import vitrail
 from vitrail.data import Scenes
-from vitrail.show.figure import overlay
-from vitrail.show.heatmap import fit_to_image
 from vitrail.show.text import fit_text
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")
+CAT = files("vitrail.app") / "samples" / "cat.jpg"
+STYLES_PAGE = "styles"
 SCENE = 10  # of Scenes(…, objects=2): two large objects, far apart
 
 CELL, GAP, HEADER, FOOTER = 120, 8, 44, 20
@@ -97,14 +100,10 @@ PAGES: dict[str, list[Column]] = {
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or list(PAGES)
-    photo, scenes = vitrail.load(), vitrail.load("scenes")
-    scene = Scenes(SCENE + 1, objects=2)[SCENE]
-    rows: list[tuple[Any, Any, int | None]] = [(photo, PHOTO, None)]
-    rows += [(scenes, scene.image, thing.label) for thing in scene.objects]
+    wanted = sys.argv[1:] or [*PAGES, STYLES_PAGE]
     FOLDER.mkdir(exist_ok=True)
     for page in wanted:
-        picture = draw([explain_row(*row, PAGES[page]) for row in rows], PAGES[page])
+        picture = draw_styles() if page == STYLES_PAGE else draw_methods(PAGES[page])
         target = FOLDER / f"{page}.png"
         target.write_bytes(compressed(picture))
         sys.stdout.write(f"{target.name}: {picture.width}×{picture.height}, {target.stat().st_size / 1000:.0f} kB\n")
@@ -121,32 +120,68 @@ def compressed(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def explain_row(model: Any, image: Any, target: int | None, columns: list[Column]) -> list[vitrail.Explanation]:
-    return [vitrail.explain(model, image, method, target, **params) for _, method, params in columns]
-
-
-def draw(rows: list[list[vitrail.Explanation]], columns: list[Column]) -> Image.Image:
+def draw_methods(columns: list[Column]) -> Image.Image:
     """The input, then the maps: a row per explained class, a column per method."""
-    width = GAP + (CELL + GAP) * (len(columns) + 1)
-    page = Image.new("RGB", (width, HEADER + (CELL + FOOTER + GAP) * len(rows)), PAPER)
+    photo, scenes = vitrail.load(), vitrail.load("scenes")
+    scene = Scenes(SCENE + 1, objects=2)[SCENE]
+    questions: list[tuple[Any, Any, int | None]] = [(photo, PHOTO, None)]
+    questions += [(scenes, scene.image, thing.label) for thing in scene.objects]
+    rows = []
+    for question in questions:
+        explanations = [explain(*question, column) for column in columns]
+        first = explanations[0]
+        rows.append(([cropped(first, first.image), *(cropped(ex, ex.overlay()) for ex in explanations)], first.title))
+    return draw(rows, ["", *(caption for caption, _, _ in columns)])
+
+
+def explain(model: Any, image: Any, target: int | None, asked: Column) -> vitrail.Explanation:
+    _, method, params = asked
+    return vitrail.explain(model, image, method, target, **params)
+
+
+def draw_styles() -> Image.Image:
+    """The same two maps in every style, over a photograph in four versions that hide colours."""
+    photo = Image.open(str(CAT)).convert("RGB")
+    signed, unsigned = (vitrail.explain("photo", photo, method) for method in ("decompx.skipplus", "gen_att"))
+    rows = []
+    for name, version in versions(photo).items():
+        over = [replace(ex, image=version) for ex in (signed, unsigned)]
+        pictures = [version, *(over[0].overlay(style=style) for style in ("smooth", "blocks", "outline"))]
+        pictures += [over[1].overlay(style=style) for style in ("smooth", "outline")]
+        rows.append(([cropped(signed, picture) for picture in pictures], name))
+    captions = ["", "signed: smooth", "signed: blocks", "signed: outline", "unsigned: smooth", "unsigned: outline"]
+    return draw(rows, captions)
+
+
+def versions(photo: Image.Image) -> dict[str, Image.Image]:
+    """A photograph darkened, reddened, bleached and covered with squares in every colour."""
+    pixels = np.asarray(photo, dtype=np.float32)
+    grey = pixels.mean(2, keepdims=True)
+    random = np.random.default_rng(0).integers(0, 256, (photo.height // 16 + 1, photo.width // 16 + 1, 3))
+    squares = random.repeat(16, 0).repeat(16, 1)[: photo.height, : photo.width]
+    arrays = {
+        "dark": 0.25 * pixels,
+        "red": grey * np.array([0.5, 0.2, 0.2]) + np.array([110, 5, 15]),
+        "white": 0.3 * pixels + 178,
+        "busy": 0.5 * pixels + 0.5 * squares,
+    }
+    return {name: Image.fromarray(array.clip(0, 255).astype(np.uint8)) for name, array in arrays.items()}
+
+
+def draw(rows: list[tuple[list[Image.Image], str]], captions: list[str]) -> Image.Image:
+    """A table of pictures, with a caption above each column and one below the first picture of each row."""
+    page = Image.new("RGB", (GAP + (CELL + GAP) * len(captions), HEADER + (CELL + FOOTER + GAP) * len(rows)), PAPER)
     pen = ImageDraw.Draw(page)
-    for place, (caption, _, _) in enumerate(columns, 1):
+    for place, caption in enumerate(captions):
         text = fit_text(caption, CELL + GAP - 2, 13, smallest=10, lines=2)
         text.draw(pen, GAP // 2 + place * (CELL + GAP), HEADER - text.height - 4, INK, centred_in=CELL + GAP)
-    for number, row in enumerate(rows):
+    for number, (cells, caption) in enumerate(rows):
         top = HEADER + number * (CELL + FOOTER + GAP)
-        cells = [cropped(row[0], row[0].image), *(cropped(ex, on_grey(ex)) for ex in row)]
         for place, cell in enumerate(cells):
             page.paste(cell, (GAP + place * (CELL + GAP), top))
-        title = fit_text(row[0].title, CELL + GAP - 2, 12, smallest=9, lines=1)
+        title = fit_text(caption, CELL + GAP - 2, 12, smallest=9, lines=1)
         title.draw(pen, GAP // 2, top + CELL + 3, GREY, centred_in=CELL + GAP)
     return page
-
-
-def on_grey(ex: vitrail.Explanation) -> Image.Image:
-    """The map over a greyscale copy of the image, whose colours would mix with those of the map."""
-    grey = ex.image.convert("L").convert("RGB")
-    return overlay(grey, fit_to_image(ex.map, ex.box, ex.image.size), ex.signed, alpha=0.9)
 
 
 def cropped(ex: vitrail.Explanation, picture: Image.Image) -> Image.Image:

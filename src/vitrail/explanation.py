@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -35,6 +36,8 @@ from vitrail.models.view import View
 from vitrail.show.colours import Scale
 from vitrail.show.figure import display_size, labelled, overlay, png_bytes
 from vitrail.show.heatmap import fit_to_image
+from vitrail.show.legend import Legend
+from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Style
 from vitrail.show.plots import curve_picture
 from vitrail.version import __version__
 
@@ -49,6 +52,7 @@ SPLIT = {
 # Fields that are stored in the JSON file under their own name.
 _STORED_FIELDS = ("method", "params", "target", "label", "probability", "against", "against_label", "seconds",
                       "extras", "signed")  # fmt: skip
+_COARSE = 32  # rows and columns of a map of pixels that is outlined
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
@@ -77,6 +81,7 @@ class Explanation:
     against_probability: float | None = None
     extras: dict[str, float] = field(default_factory=dict)
     image_path: str | None = None
+    true_label: str | None = None  # the true class of the image, if known
     signed: bool | None = None  # whether the map is signed; None = if any value is negative
     scores: dict[str, float] = field(default_factory=dict)  # of ``score``
     curves: dict[str, list[float]] = field(default_factory=dict)
@@ -89,11 +94,28 @@ class Explanation:
         """The map scaled to [0, 1] at the size of the original image, (H, W); ``outside`` beyond the model's crop."""
         return fit_to_image(min_max(self.map), self.box, self.image.size, mode, outside)
 
-    def overlay(self, alpha: float = 0.85, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
-        """The map over the image; signed maps in diverging colours, parts outside the crop hatched."""
-        values = self._shown(mode)
+    def overlay(
+        self,
+        alpha: float = ALPHA,
+        mode: Literal["bilinear", "nearest"] = "bilinear",
+        *,
+        colormap: str | None = None,
+        style: Style = "smooth",
+    ) -> Image.Image:
+        """The map over the faded image; signed maps in diverging colours, parts outside the crop hatched.
+
+        Args:
+            alpha: opacity of the strongest evidence, and how much the image is faded: 0 shows only the image.
+            mode: "nearest" is the same as ``style="blocks"``.
+            colormap: a colormap of matplotlib; None = RdBu_r for signed maps, viridis_r for unsigned ones.
+            style: "smooth", "blocks" (a rectangle per value) or "outline" (around half of the evidence for the class).
+        """
+        return self._overlay(Look(colormap, alpha, style), mode)
+
+    def _overlay(self, look: Look, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
+        values = self._shown("nearest" if look.style == "blocks" else mode, coarse=look.style == "outline")
         photo = self.image.resize((values.shape[1], values.shape[0]), Image.Resampling.LANCZOS)
-        return overlay(photo, values, self.signed, alpha)
+        return overlay(photo, values, self.signed, look.alpha, colormap=look.colormap, style=look.style)
 
     def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
         """Scores the map by metrics that need only the model and the image; ``save`` stores the scores, too."""
@@ -170,19 +192,39 @@ class Explanation:
             )
         return model.preprocess(self.image)
 
-    def picture(self) -> Image.Image:
-        """The overlay with a caption: class, probability, method, and the scores if there are any."""
-        return labelled(self.overlay(), self.title, self.detail, Scale.of(self._shown(), self.signed))
+    def picture(self, *, colormap: str | None = None, alpha: float = ALPHA, style: Style = "smooth") -> Image.Image:
+        """The overlay with a caption: class, probability, method, legend, and the scores if there are any."""
+        return self._picture(Look(colormap, alpha, style))
 
-    def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
-        """The map on the image, (H, W) of the image or of its display size, whichever is smaller."""
-        (width, height), (shown_width, shown_height) = self.image.size, display_size(self.image.size)
-        if shown_width >= width:
-            return fit_to_image(self.shares, self.box, (width, height), mode)
-        across, down = shown_width / width, shown_height / height
+    def _picture(self, look: Look) -> Image.Image:
+        return labelled(self._overlay(look), self.title, self.detail, [self.legend(look)])
+
+    def legend(self, look: Look = DEFAULT_LOOK) -> Legend:
+        """What the colours of the map mean."""
+        scale = Scale.of(self._shown("nearest" if look.style == "blocks" else "bilinear"), self.signed)
+        target = self.label if self.class_specific else ""
+        return Legend(scale, look, target, self.against_label)
+
+    def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear", *, coarse: bool = False) -> Tensor:
+        """The map on the image, (H, W) of its display size; ``coarse``: means of pixels, whose outline is connected."""
+        values = (
+            F.adaptive_avg_pool2d(self.shares[None], _COARSE)[0]
+            if coarse and min(self.map.shape) >= 2 * _COARSE
+            else self.shares
+        )
+        width, height = display_size(self.image.size)
+        across, down = width / self.image.width, height / self.image.height
         left, top, right, bottom = self.box
-        box = (left * across, top * down, right * across, bottom * down)
-        return fit_to_image(self.shares, box, (shown_width, shown_height), mode)
+        return fit_to_image(values, (left * across, top * down, right * across, bottom * down), (width, height), mode)
+
+    @property
+    def focus(self) -> tuple[float, float]:
+        """Where the map is largest: (x, y) as shares of the width and of the height of the image."""
+        row, column = divmod(int(self.map.nan_to_num(-math.inf).argmax()), self.map.shape[1])
+        left, top, right, bottom = self.box
+        x = left + (column + 0.5) / self.map.shape[1] * (right - left)
+        y = top + (row + 0.5) / self.map.shape[0] * (bottom - top)
+        return x / self.image.width, y / self.image.height
 
     @property
     def title(self) -> str:
@@ -254,21 +296,23 @@ class Explanation:
         except VitrailError:
             return None
 
-    def save(self, path: str | Path) -> Path:
+    def save(
+        self, path: str | Path, *, colormap: str | None = None, alpha: float = ALPHA, style: Style = "smooth"
+    ) -> Path:
         """Writes the picture and, beside it, a JSON file for ``vitrail.open``; both or none."""
         path = Path(path)
         path = path if path.suffix or not path.name else path.with_suffix(".png")
-        write_together(self.files(path))
+        write_together(self.files(path, Look(colormap, alpha, style)))
         return path
 
-    def files(self, path: Path) -> dict[str | os.PathLike[str], bytes]:
+    def files(self, path: Path, look: Look = DEFAULT_LOOK) -> dict[str | os.PathLike[str], bytes]:
         """The files that ``save`` writes: the picture and its JSON file."""
         if path.suffix.lower() not in FORMATS:
             raise VitrailError(f"cannot save a picture as {path.name!r}: expected one of {', '.join(FORMATS)}.")
         if self.image_path is not None and path.resolve() == Path(self.image_path):
             raise VitrailError(f"{path} is the explained picture itself: save under another name.")
         buffer = io.BytesIO()
-        self.picture().save(buffer, FORMATS[path.suffix.lower()])
+        self._picture(look).save(buffer, FORMATS[path.suffix.lower()])
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, default=str)
         return {path: buffer.getvalue(), path.with_suffix(".json"): text.encode(errors="backslashreplace")}
 
@@ -298,6 +342,7 @@ class Explanation:
             "against": self.against,
             "against_label": self.against_label,
             "against_probability": self.against_probability,
+            "true_label": self.true_label,
             "top": [{"class": i, "label": name, "probability": p} for i, name, p in self.top],
             "seconds": self.seconds,
             "extras": self.extras,
@@ -349,6 +394,7 @@ def open(  # noqa: A001
             image_path=saved["image"]["path"],
             pixels=pixels,
             pixels_hash=saved["image"].get("tensor_sha256"),
+            true_label=saved.get("true_label"),
             scores=saved.get("scores", {}),
             curves=saved.get("curves", {}),
             against_probability=saved.get("against_probability"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tests import families
 from tests.cli.common import Result, Run, error_line
 
 from vitrail.api import explain_each
-from vitrail.cli.compare import choose
+from vitrail.cli.compare import build, choose, every_method
 from vitrail.data import Scenes
 from vitrail.data.images import read_image
+from vitrail.evaluation import default_method
 from vitrail.explanation import Explanation
 from vitrail.methods.base import Method
 from vitrail.models.loading import load
+from vitrail.models.wrapping import wrap
 from vitrail.show.figure import contact_sheet
 
 Compare = Callable[..., Result]
@@ -53,7 +57,9 @@ def test_calls_as_tables_print_them_and_every_method_once(
     )
     result = compare("--methods", "gen_att(rule=frozen),gen_att,chefer2,rise(masks=8, seed=1)")
     assert result.code == 0, result.err
-    assert captions[1:] == ["gen_att(rule=frozen)", "gen_att", "rise(masks=8, seed=1)"]
+    assert [caption.split("\n")[0] for caption in captions[1:]] == [
+        "gen_att(rule=frozen)", "gen_att", "rise(masks=8, seed=1)"
+    ]  # fmt: skip
     assert "3 methods → vitrail-out/scene.compare.gen_att.rule-frozen.rise.masks-8.seed-1.png" in result.out
     saved = json.loads(next((tmp_path / "vitrail-out").glob("*.json")).read_text())
     assert [entry["params"].get("masks") for entry in saved] == [None, None, 8]
@@ -143,10 +149,69 @@ def test_a_folder_is_no_picture(compare: Compare, tmp_path: Path, monkeypatch: p
     assert "is a folder" in error_line(result)
 
 
-def test_every_bare_method_of_few_passes_by_default() -> None:
-    names = choose(load("scenes"), [])
+def test_by_default_the_recommended_methods_with_the_default_first_and_the_control_last(
+    compare: Compare, tmp_path: Path
+) -> None:
+    result = compare()
+    assert result.code == 0, result.err
+    saved = json.loads((tmp_path / "vitrail-out" / "scene.compare.json").read_text())
+    names = [entry["method"] for entry in saved]
+    assert names[0] == default_method(load("scenes"))
+    assert names[-1] == "random"
+    assert 6 <= len(names) <= 10
+
+
+def test_the_recommended_methods_of_a_swin_are_those_that_work_there() -> None:
+    swin = wrap(families.build("timm_swin"))
+    names = choose(swin, [])
+    assert (names[0], names[-1]) == (default_method(swin), "random")
+    assert len(build(swin, names, {})) == len(names) >= 6
+
+
+def test_all_are_the_bare_methods_of_few_passes(compare: Compare) -> None:
+    names = every_method(load("scenes"))
     assert len(names) >= 35
     assert not [name for name in names if "." in name]
+    assert "use only one of them" in error_line(compare("--all", "--methods", "rollout"))
+
+
+def test_cells_say_time_any_class_and_trust(compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions: list[str] = []
+
+    def sheet(cells: Any, width: int) -> Image.Image:
+        captions.extend(text for _, text in cells)
+        return contact_sheet(cells, width)
+
+    def trusted(method: Method, *arguments: Any) -> Iterator[Explanation]:
+        for ex in explain_each(method, *arguments):
+            if method.info.name == "gen_att":
+                ex.trust_line = "trust 0.83"  # type: ignore[attr-defined]
+            yield ex
+
+    monkeypatch.setattr("vitrail.api.explain_each", trusted)
+    monkeypatch.setattr("vitrail.show.figure.contact_sheet", sheet)
+    assert compare("--methods", "gen_att,rollout").code == 0
+    assert re.fullmatch(r"gen_att\n[\d.]+ m?s\ntrust 0.83", captions[1])
+    assert re.fullmatch(r"rollout\n[\d.]+ m?s · any class", captions[2])
+
+
+def test_against_a_class(compare: Compare, tmp_path: Path) -> None:
+    first, second = (o.label for o in Scenes(1, seed=5, objects=2)[0].objects)
+    arguments = ["--methods", "gen_att,decompx,rollout", "--targets", Scenes.labels[first]]
+    result = compare(*arguments, "--against", Scenes.labels[second])
+    assert result.code == 0, result.err
+    part = f"{first}-{Scenes.labels[first]}.not-{second}-{Scenes.labels[second]}"
+    saved = json.loads((tmp_path / "vitrail-out" / f"scene.compare.{part}.json").read_text())
+    assert [entry["against"] for entry in saved] == [second, second, None], "rollout is the same for every class"
+    assert "use two different classes" in error_line(compare(*arguments, "--against", Scenes.labels[first]))
+
+
+def test_the_style_of_a_comparison(compare: Compare, tmp_path: Path) -> None:
+    pictures = set()
+    for look in ([], ["--style", "blocks"], ["--style", "outline"], ["--colormap", "PuOr"], ["--alpha", "0.5"]):
+        assert compare("--methods", "decompx", *look).code == 0
+        pictures.add((tmp_path / "vitrail-out" / "scene.compare.png").read_bytes())
+    assert len(pictures) == 5
 
 
 @pytest.mark.parametrize(
@@ -155,6 +220,10 @@ def test_every_bare_method_of_few_passes_by_default() -> None:
         (["--methods", "nonsense"], "there is no method"),
         (["--methods", "nonsense*"], "matches no method that scenes supports"),
         (["--targets", "unicorn"], "no class"),
+        (["--against", "unicorn"], "no class"),
+        (["--style", "dots"], "no style 'dots'"),
+        (["--colormap", "reds-and-blues"], "no colormap 'reds-and-blues'"),
+        (["--alpha", "2"], "alpha must be between 0"),
         (["--methods", "decompx", "-p", "broken"], "parameter=value"),
         (["--methods", "decompx", "-p", "sart_layer=1"], "has a parameter sart_layer"),
     ],

@@ -6,8 +6,11 @@ import csv
 import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -17,7 +20,11 @@ from tests.app.server.hostile import png, zeros
 from tests.cli.common import OVERVIEW, Run, error_line, files_in, noise, results_in
 
 import vitrail
+from vitrail.api import explain_each
 from vitrail.cli.outputs import MAX_LENGTH, join_parts, params_part
+from vitrail.explanation import Explanation
+from vitrail.methods.base import Method
+from vitrail.show.figure import contact_sheet
 
 
 def test_one_picture(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
@@ -141,6 +148,113 @@ def test_a_folder_gives_an_overview_and_goes_on_after_a_bad_picture(
             assert (json.loads(row["params"]), row["against"]) == (ex.params, "")
             assert float(row["probability"]) == pytest.approx(ex.probability, abs=1e-6)
     assert Image.open(place / "vitrail-out" / "contact-sheet.png").width > 600
+
+
+@pytest.fixture
+def captions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The captions of the contact sheets that are drawn."""
+    texts: list[str] = []
+
+    def sheet(cells: list[tuple[Image.Image, str]], columns: int | None = None) -> Image.Image:
+        texts.extend(caption for _, caption in cells)
+        return contact_sheet(cells, columns)
+
+    monkeypatch.setattr("vitrail.show.figure.contact_sheet", sheet)
+    return texts
+
+
+@pytest.fixture
+def shelf(place: Path) -> Path:
+    """Three images, of which the names and the probabilities are in different orders."""
+    (place / "shelf").mkdir()
+    for seed, name in enumerate("bca"):
+        noise(seed).save(place / "shelf" / f"{name}.png")
+    return place / "shelf"
+
+
+def test_the_order_of_the_contact_sheet(vit: Run, tiny: list[str], shelf: Path, captions: list[str]) -> None:
+    images = [shelf / f"{name}.png" for name in "bca"]
+    for order in ([], ["--sort", "name"], ["--sort", "probability"]):
+        result = vit("explain", *images, *tiny, *order, "--json")
+        assert result.code == 0, result.err
+    names = [caption[0] for caption in captions]
+    assert names[:6] == [*"bca", *"abc"]
+    probabilities = {Path(e["image"]["path"]).stem: e["probability"] for e in json.loads(result.out)}
+    assert names[6:] == sorted(probabilities, key=lambda name: -probabilities[name])
+    assert "--sort must be name, probability or trust, but got 'size'" in error_line(
+        vit("explain", *images, *tiny, "--sort", "size")
+    )
+
+
+def test_the_order_of_trust_needs_trust_scores(
+    vit: Run, tiny: list[str], shelf: Path, captions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Explanation, "trust_score", None, raising=False)
+    result = vit("explain", shelf, *tiny, "--sort", "trust")
+    assert "--sort trust needs trust scores" in result.err
+    assert result.code == 1
+    captions.clear()
+    scores = {"a": 0.2, "b": 0.9, "c": 0.5}
+    by_name = property(lambda ex: scores[Path(ex.image_path).stem])
+    monkeypatch.setattr(Explanation, "trust_score", by_name, raising=False)
+    assert vit("explain", shelf, *tiny, "--sort", "trust").code == 0
+    assert [caption[0] for caption in captions] == ["b", "c", "a"]
+
+
+def test_the_contact_sheet_says_the_true_class_and_where_the_model_is_wrong(
+    vit: Run, tiny: list[str], shelf: Path, captions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted = json.loads(vit("explain", shelf / "a.png", *tiny, "--json").out)[0]["top"][0]["label"]
+    truths = {"a": predicted, "b": "something else", "c": None}
+
+    def labelled(method: Method, sources: Any, *arguments: Any) -> Iterator[Explanation]:
+        for ex in explain_each(method, sources, *arguments):
+            ex.true_label = truths[Path(ex.image_path or "").stem]
+            yield ex
+
+    monkeypatch.setattr("vitrail.api.explain_each", labelled)
+    assert vit("explain", shelf, *tiny).code == 0
+    assert captions[0].endswith(f"\n✓ true class: {predicted}")
+    assert captions[1].endswith("\n✗ true class: something else")
+    assert "\n" not in captions[2]
+    saved = json.loads((shelf.parent / "vitrail-out" / "b.decompx.skipplus.json").read_text())
+    assert saved["true_label"] == "something else"
+    assert vitrail.open(shelf.parent / "vitrail-out" / "b.decompx.skipplus.json").true_label == "something else"
+
+
+def test_the_contact_sheet_has_a_legend_and_no_stripes(vit: Run, tiny: list[str], shelf: Path, place: Path) -> None:
+    noise(5).resize((3000, 100)).save(shelf / "a.png")
+    assert vit("explain", shelf, *tiny, "--target", "dog").code == 0
+    sheet = np.asarray(Image.open(place / "vitrail-out" / "contact-sheet.png"), dtype=int)
+    first = (sheet[16:, 16 : 16 + 320] < 250).all(2).all(1)
+    assert first[:100].all(), "a panorama is cropped, not reduced to a stripe"
+    legend = sheet[-60:, 16:300]
+    assert legend[..., 2].max() > 100
+    assert (legend[..., 2] - legend[..., 0]).max() > 60, "blue: against"
+    assert (legend[..., 0] - legend[..., 2])[:, :].max() < 100, "red is at the other end"
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        (["--style", "dots"], "no style 'dots': expected smooth, blocks or outline"),
+        (["--colormap", "x"], "no colormap 'x'"),
+        (["--alpha", "-1"], "alpha must be between 0"),
+    ],
+)
+def test_a_wrong_look_is_refused_before_any_work(
+    vit: Run, tiny: list[str], photo: Path, place: Path, look: list[str], message: str
+) -> None:
+    assert message in error_line(vit("explain", photo, *tiny, *look))
+    assert not (place / "vitrail-out").exists()
+
+
+def test_looks(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    pictures = set()
+    for look in ([], ["--style", "blocks"], ["--style", "outline"], ["--colormap", "PuOr"], ["--alpha", "0.5"]):
+        assert vit("explain", photo, *tiny, *look).code == 0
+        pictures.add((place / "vitrail-out" / "photo.decompx.skipplus.png").read_bytes())
+    assert len(pictures) == 5
 
 
 def test_a_second_run_does_not_explain_its_own_results(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,14 @@ from PIL import Image
 from vitrail.errors import VitrailError
 from vitrail.show.colours import Scale
 from vitrail.show.figure import contact_sheet, display_size, labelled, overlay, png_bytes, side_by_side, thumbnail
-from vitrail.show.text import fit_text, font
+from vitrail.show.legend import Legend, shared_legends
+from vitrail.show.look import Look
+from vitrail.show.pixels import faded, strongest
+from vitrail.show.text import Paragraph, fit_text, font
 
 SIZE = (400, 400)
 GREY = Image.new("RGB", SIZE, (128, 128, 128))
+PALE = round(float(faded(np.full((1, 3), 128, dtype=np.float32), 0.85)[0, 0]))
 
 
 def halves(left: float, right: float) -> torch.Tensor:
@@ -40,21 +45,21 @@ def test_zero_is_neutral_whatever_the_range() -> None:
     values = torch.zeros(SIZE[1], SIZE[0])
     values[:, :100], values[:, 300:] = -0.1, 5.0
     picture = overlay(GREY, values)
-    assert colour(picture, 200).tolist() == [128, 128, 128]
-    assert np.abs(colour(picture, 50) - 128).max() < np.abs(colour(picture, 350) - 128).max() / 3
+    assert colour(picture, 200).tolist() == [PALE] * 3
+    assert np.abs(colour(picture, 50) - PALE).max() < np.abs(colour(picture, 350) - PALE).max() / 3
 
 
-def test_unsigned_maps_grow_from_the_photo_to_bright() -> None:
+def test_unsigned_maps_grow_from_the_faded_photo_to_dark() -> None:
     values = torch.linspace(0, 1, SIZE[0]).expand(SIZE[1], -1)
     picture = overlay(GREY, values)
-    assert np.abs(colour(picture, 0) - 128).max() <= 2
-    assert colour(picture, 399).sum() > colour(picture, 200).sum()
+    assert np.abs(colour(picture, 0) - PALE).max() <= 2
+    assert colour(picture, 399).sum() < colour(picture, 200).sum() < colour(picture, 0).sum()
     assert not np.array_equal(np.asarray(overlay(GREY, values, signed=True)), np.asarray(picture))
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])
-def test_a_constant_unsigned_map_leaves_the_photo(value: float) -> None:
-    assert overlay(GREY, halves(value, value)).tobytes() == GREY.tobytes()
+def test_a_constant_unsigned_map_only_fades_the_photo(value: float) -> None:
+    assert (np.asarray(overlay(GREY, halves(value, value))) == PALE).all()
 
 
 def test_alpha_zero_leaves_the_photo() -> None:
@@ -67,7 +72,10 @@ def test_unseen_pixels_are_grey_hatched_and_unlike_zero() -> None:
     unseen, seen = picture[:, :200], picture[:, 200:]
     assert (np.ptp(unseen, axis=2) == 0).all()
     assert len(np.unique(unseen[..., 0])) > 1
-    assert (seen == [200, 40, 40]).all()
+    red, green, blue = seen[0, 0]
+    assert (seen == seen[0, 0]).all()
+    assert green == blue < red < green + 25, "faded"
+    assert np.abs(unseen.mean((0, 1)) - seen[0, 0]).max() > 5
 
 
 def test_nothing_seen_at_all() -> None:
@@ -78,7 +86,8 @@ def test_nothing_seen_at_all() -> None:
 def test_infinities_and_outliers_do_not_hide_the_rest() -> None:
     values = halves(0.0, 1.0)
     values[0, 0], values[0, 1] = 1e30, math.inf
-    assert np.abs(colour(overlay(GREY, values), 350) - 128).max() > 60
+    assert np.abs(colour(overlay(GREY, values), 350) - PALE).max() > 60
+    assert Scale.of(values).above
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,8 @@ def test_every_size_can_be_shown(size: tuple[int, int]) -> None:
     picture = overlay(Image.new("RGB", size), values)
     assert picture.size == display_size(size)
     assert overlay(Image.new("RGB", size), values, size=size).size == size
-    page = labelled(picture, "a cat 93 %", "decompx.skipplus", Scale.of(values))
+    assert overlay(Image.new("RGB", size), values, style="outline").size == display_size(size)
+    page = labelled(picture, "a cat 93 %", "decompx.skipplus", [Legend(Scale.of(values), target="cat")])
     assert page.width >= 384
     assert page.height > picture.height
 
@@ -111,8 +121,14 @@ def test_every_size_can_be_shown(size: tuple[int, int]) -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(VitrailError, match=r"shape \(400, 400\), but got \(14, 14\)"):
         overlay(GREY, torch.zeros(14, 14))
-    with pytest.raises(VitrailError, match="alpha"):
-        overlay(GREY, halves(0, 1), alpha=1.5)
+    for choice, message in (
+        ({"alpha": 1.5}, "alpha must be between 0 .* but got 1.5"),
+        ({"alpha": math.nan}, "alpha"),
+        ({"style": "dots"}, "no style 'dots': expected smooth, blocks or outline"),
+        ({"colormap": "rainbowish"}, "no colormap 'rainbowish': expected one of matplotlib's"),
+    ):
+        with pytest.raises(VitrailError, match=message):
+            overlay(GREY, halves(0, 1), **choice)  # type: ignore[arg-type]
     for arrange in (side_by_side, contact_sheet):
         with pytest.raises(VitrailError, match="no pictures"):
             arrange([])
@@ -135,12 +151,94 @@ def test_scale() -> None:
 
 
 def test_captions_stay_below_the_picture() -> None:
-    page = labelled(GREY, "title", "subtitle", Scale(-1, 1, True, partial=True))
+    page = labelled(GREY, "title", "subtitle", [Legend(Scale(-1, 1, True, partial=True))])
     assert np.array_equal(np.asarray(page)[:400], np.asarray(GREY))
     strip = np.asarray(page)[400:]
     assert strip.min() < 80
     assert (strip[:8] == 255).all()
     assert labelled(GREY, "").size == GREY.size
+
+
+def test_a_title_on_top() -> None:
+    page = np.asarray(labelled(GREY, "title", "subtitle", [Legend(Scale(-1, 1, True))], title_on_top=True))
+    top = int((page == 128).all((1, 2)).argmax())
+    assert page[:top].min() < 80
+    assert np.array_equal(page[top : top + 400], np.asarray(GREY))
+    assert np.ptp(page[top + 400 :], axis=2).max() > 100, "the legend is below"
+
+
+WORDS = "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft, " * 3
+
+
+@pytest.mark.parametrize(
+    ("legend", "ends"),
+    [
+        (Legend(Scale(-2, 2, True), target="cock"), ("−2 against cock", "+2 for cock")),
+        (Legend(Scale(-2, 2, True), target="cock", rival="partridge"), ("−2 for partridge", "+2 for cock")),
+        (Legend(Scale(-2, 2, True), target="cock", numbers=False), ("against cock", "for cock")),
+        (Legend(Scale(0, 0.5, False), target="cock"), ("0 less", "0.5 more")),
+        (Legend(Scale(-2, 2, True, below=True), target="cock"), ("≤ −2 against cock", "+2 for cock")),
+        (Legend(Scale(0, 2, False, above=True)), ("0 less", "≥ 2 more")),
+    ],
+)
+def test_the_legend_says_which_colour_speaks_for_which_class(legend: Legend, ends: tuple[str, str]) -> None:
+    assert legend.ends == ends
+
+
+def test_the_scale_knows_what_it_clips() -> None:
+    values = torch.linspace(-1, 1, 1000)
+    values[0], values[-1] = -9, 9
+    assert (Scale.of(values).below, Scale.of(values).above) == (True, True)
+    assert (Scale.of(values.abs()).below, Scale.of(values.abs()).above) == (False, True)
+    flat = Scale.of(halves(-1.0, 1.0))
+    assert (flat.below, flat.above) == (False, False)
+
+
+@pytest.mark.parametrize("style", ["smooth", "outline"])
+@pytest.mark.parametrize("width", [200, 352, 1500])
+@pytest.mark.parametrize("target", ["cock", "black and gold garden spider, Argiope aurantia", WORDS, "x" * 500])
+def test_a_legend_never_runs_out_of_its_width(
+    target: str, width: int, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    lengths: list[float] = []
+
+    def drawn(paragraph: Paragraph, pen: Any, left: int, top: int, colour: str, **align: int) -> None:
+        texts.extend(paragraph.lines)
+        lengths.extend(left + max(align.get("right_in", 0), font(paragraph.size).getlength(line)) for line in texts)
+
+    monkeypatch.setattr(Paragraph, "draw", drawn)
+    scale = Scale(-123.456, 123.456, True, partial=True, below=True, above=True)
+    strip = Legend(scale, Look(style=style), target, rival=target).draw(width, 16)
+    assert strip.width == width
+    if len(target) < 60 and width > 300:  # the whole text, smaller or on several lines
+        assert "…" not in "".join(texts)
+    assert all(length <= width for length in lengths)
+
+
+def test_a_sheet_has_one_legend_per_colour_scale() -> None:
+    def legend(signed: bool, target: str, rival: str | None = None, partial: bool = False) -> Legend:
+        return Legend(Scale(-1.0 if signed else 0.0, 1.0, signed, partial, above=True), target=target, rival=rival)
+
+    both = shared_legends([legend(True, "cock"), legend(False, ""), legend(True, "cock", partial=True)])
+    assert [shared.ends for shared in both] == [("against cock", "for cock"), ("less", "more")]
+    assert [shared.scale.partial for shared in both] == [True, False], "named once"
+    (mixed,) = shared_legends([legend(True, "cock"), legend(True, "hen")])
+    assert mixed.ends == ("against the class", "for the class")
+    (contrast,) = shared_legends([legend(True, "cock", "hen"), legend(True, "duck", "hen")])
+    assert contrast.ends == ("for hen", "for the class")
+
+
+def test_an_outline_encloses_half_of_the_evidence() -> None:
+    evidence = np.array([[4, 3, 2, 1, 0]], dtype=np.float32)
+    assert strongest(evidence).tolist() == [[True, True, False, False, False]]
+    assert not strongest(np.zeros((2, 2), dtype=np.float32)).any()
+    photo = Image.new("RGB", SIZE, (200, 40, 40))
+    picture = overlay(photo, halves(-1.0, 1.0), style="outline")
+    assert colour(picture, 350).tolist() == [200, 40, 40], "the photo itself within the outline"
+    assert np.ptp(colour(picture, 50)) < 25, "faded outside"
+    assert colour(picture, 198).tolist() == [255, 255, 255], "a white line outside the coloured one"
+    assert "half of the evidence for cock" in Legend(Scale(-1, 1, True), Look(style="outline"), "cock").outline
 
 
 LONG = "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft " * 4 + "12.3 %"
@@ -184,6 +282,24 @@ def test_contact_sheets_stay_small() -> None:
     assert few.width == 2 * 320 + 3 * 16
     assert many.width * many.height < 100_000_000
     assert thumbnail(Image.new("L", (1000, 500))).size == (320, 160)
+
+
+def test_a_panorama_shows_its_focus_instead_of_a_stripe() -> None:
+    panorama = Image.new("RGB", (3000, 100))
+    panorama.paste((255, 0, 0), (2700, 0, 2720, 100))
+    for image, focus, size in (
+        (panorama, (0.9, 0.5), (320, 107)),
+        (panorama.rotate(90, expand=True), (0.5, 0.1), (107, 320)),
+    ):
+        small = thumbnail(image, focus=focus)
+        assert small.size == size
+        assert np.asarray(small)[..., 0].max() > 200
+        assert np.asarray(thumbnail(image))[..., 0].max() == 0
+
+
+def test_a_caption_of_several_lines() -> None:
+    dot = Image.new("RGB", (8, 8))
+    assert contact_sheet([(dot, "gen_att\n0.1 s")]).height > contact_sheet([(dot, "gen_att")]).height
 
 
 def test_drawing_touches_no_global_state_and_imports_nothing_heavy() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +21,7 @@ from vitrail.cli.explain import find_images, print_estimate, print_model, print_
 from vitrail.cli.outputs import class_part, file_stems, join_parts, params_part, plural
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
+from vitrail.show.look import ALPHA, Look
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,15 +40,22 @@ def compare(
         list[str] | None,
         typer.Option(
             help="Names, globs or calls such as rise(masks=32), comma-separated or repeated; "
-            "default: all methods but those based on masks."
+            "default: about eight recommended methods."
         ),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All methods but those based on masks, without aggregations.")
+    ] = False,
     targets: Annotated[
         list[str] | None,
         typer.Option(help="Classes, comma-separated or repeated, a row each; default: the predicted class."),
     ] = None,
+    against: options.Against = None,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
+    colormap: options.Colormap = None,
+    alpha: options.Alpha = ALPHA,
+    style: options.StyleName = "smooth",
     checkpoint: options.Checkpoint = None,
     labels: options.Labels = None,
     num_classes: options.NumClasses = None,
@@ -53,35 +63,52 @@ def compare(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
 ) -> None:
-    """Compare the maps of all (or some) methods for one image, side by side."""
+    """Compare the maps of several methods for one image, side by side."""
+    if everything and methods:
+        raise VitrailError("--all draws every method and --methods those named: use only one of them.")
     if Path(image).is_dir():
         raise VitrailError(f"compare takes one image, but {image} is a folder: use vitrail explain for folders.")
     (path,) = find_images([image], out)
     params = parse_parameters(param or [])
+    look = Look(colormap, alpha, style)
 
     from vitrail.models.loading import load
 
     weights = options.weight_options(checkpoint, labels, num_classes, img_size)
     view = load(model, device=device, dtype=dtype, **weights)
-    run(view, path, split_list(methods or []), options.comma_separated(targets), out, params)
+    calls = every_method(view) if everything else choose(view, split_list(methods or []))
+    classes = [view.class_index(target) for target in options.comma_separated(targets)]
+    rival = None if against is None else view.class_index(against)
+    if rival is not None and rival in classes:
+        raise VitrailError(f"--targets and --against are both {view.label(rival)}: use two different classes.")
+    built = build(view, calls, params)
+    parts = [shared_part(built, params), *(single_parts(built, params) if methods else ())]
+    run(built, Question(classes, rival), path, out, parts, look)
 
 
-def run(view: View, path: Path, patterns: list[str], targets: list[str], out: Path, params: dict[str, Any]) -> Path:
+@dataclass(frozen=True)
+class Question:
+    """The classes to explain, each as opposed to ``against``; no classes = the predicted one."""
+
+    classes: list[int]
+    against: int | None
+
+
+def run(methods: list[Method], question: Question, path: Path, out: Path, parts: list[str], look: Look) -> Path:
     """Writes the figure with its JSON file and prints where it is; after Ctrl-C, with the maps computed so far."""
     console = Console(highlight=False)
-    methods = build(view, choose(view, patterns), params)
-    classes = [view.class_index(target) for target in targets]
+    view, classes = methods[0].model, question.classes
     print_model(console, view)
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every method
     maps = len(methods) * max(1, len(classes))
     passes = sum(forwards + 2 * backwards + 1 for forwards, backwards in (method.passes() for method in methods))
     summary = plural(len(methods), "method")
     print_estimate(console, view, summary, passes * max(1, len(classes)))
-    (stem,) = file_stems([path], out, _ending(methods, params, classes))
+    (stem,) = file_stems([path], out, _ending(view, parts, question))
     rows: list[list[Explanation]] = []
     interrupt = None
     try:
-        _explain(console, path, methods, classes or [None], rows)
+        _explain(console, path, methods, question, rows)
     except KeyboardInterrupt as error:
         interrupt = error
         rows = [row for row in rows if row]
@@ -89,7 +116,7 @@ def run(view: View, path: Path, patterns: list[str], targets: list[str], out: Pa
             raise
         summary = f"Stopped: {sum(map(len, rows))} of {plural(maps, 'map')}"
     picture = stem.with_name(stem.name + ".png")
-    _write(picture, rows)
+    _write(picture, rows, look)
     print_top(console, rows[0][0])
     console.print(f"{summary} → [bold]{escape(str(picture))}[/]", soft_wrap=True)
     if interrupt:
@@ -98,35 +125,43 @@ def run(view: View, path: Path, patterns: list[str], targets: list[str], out: Pa
 
 
 def _explain(
-    console: Console, path: Path, methods: list[Method], classes: Sequence[int | None], rows: list[list[Explanation]]
+    console: Console, path: Path, methods: list[Method], question: Question, rows: list[list[Explanation]]
 ) -> None:
     """Fills the rows map by map, so that an interrupt leaves what is done."""
     from vitrail.api import explain_each, see
 
     picture = see(methods[0].model, path)  # read once and shared by all explanations
-    for target in classes:
+    targets: Sequence[int | None] = question.classes or [None]
+    for target in targets:
         rows.append([])
         for method in track(methods, description="methods", console=console, transient=True):
-            rows[-1] += explain_each(method, [picture], target, None)
+            against = question.against if method.info.class_specific else None
+            rows[-1] += explain_each(method, [picture], target, against)
 
 
-def _write(picture: Path, rows: list[list[Explanation]]) -> None:
+def _write(picture: Path, rows: list[list[Explanation]], look: Look) -> None:
     from vitrail.show.figure import png_bytes
 
     text = json.dumps([ex.to_dict() for row in rows for ex in row], ensure_ascii=False, indent=1, default=str)
     content = text.encode(errors="backslashreplace")  # JSON's own escapes for a path that is not UTF-8
-    write_together({picture: png_bytes(draw(rows)), picture.with_suffix(".json"): content})
+    write_together({picture: png_bytes(draw(rows, look)), picture.with_suffix(".json"): content})
 
 
-def _ending(methods: list[Method], params: dict[str, Any], classes: list[int]) -> str:
+def _ending(view: View, parts: list[str], question: Question) -> str:
     """What follows the image's name in the names of the results."""
-    class_parts = [class_part(methods[0].model, index) for index in classes]
-    return ".compare" + join_parts([*_params_parts(methods, params), *class_parts])
+    class_parts = [class_part(view, index) for index in question.classes]
+    if question.against is not None:
+        class_parts.append("not-" + class_part(view, question.against))
+    return ".compare" + join_parts([*parts, *class_parts])
 
 
-def _params_parts(methods: list[Method], shared: dict[str, Any]) -> Iterator[str]:
-    """The shared parameters, then those of single methods, ``rise.masks-32``."""
-    yield params_part({key: shared[key] for key in shared if any(key in method.given() for method in methods)})
+def shared_part(methods: list[Method], shared: dict[str, Any]) -> str:
+    """The shared parameters in a file name."""
+    return params_part({key: shared[key] for key in shared if any(key in method.given() for method in methods)})
+
+
+def single_parts(methods: list[Method], shared: dict[str, Any]) -> Iterator[str]:
+    """The parameters of single methods in a file name, ``rise.masks-32``."""
     for method in methods:
         params = {name: value for name, value in method.given().items() if name not in shared or value != shared[name]}
         if params:
@@ -150,13 +185,20 @@ def build(view: View, calls: list[str], shared: dict[str, Any]) -> list[Method]:
     return [*methods.values()]
 
 
-def choose(view: View, patterns: list[str]) -> list[str]:
-    """The calls of the methods to draw: names, calls and globs; by default every method but aggregations and masks."""
-    from vitrail.methods.registry import get_method, list_methods, supported_methods
+def every_method(view: View) -> list[str]:
+    """The names of all methods that can explain a model, but aggregations and masks."""
+    from vitrail.methods.registry import get_method, supported_methods
 
-    supported = supported_methods(view)
+    return [name for name in supported_methods(view) if "." not in name and get_method(name).info.family != "mask"]
+
+
+def choose(view: View, patterns: list[str]) -> list[str]:
+    """The calls of the methods to draw: names, calls and globs; by default the recommended methods."""
+    from vitrail.methods.registry import list_methods, recommended_methods, supported_methods
+
     if not patterns:
-        return [name for name in supported if "." not in name and get_method(name).info.family != "mask"]
+        return recommended_methods(view)
+    supported = supported_methods(view)
     calls: list[str] = []
     for text in patterns:
         pattern, bracket, params = text.partition("(")
@@ -170,16 +212,26 @@ def choose(view: View, patterns: list[str]) -> list[str]:
     return calls
 
 
-def draw(rows: list[list[Explanation]]) -> Image.Image:
+def draw(rows: list[list[Explanation]], look: Look) -> Image.Image:
     """The image, then its maps; with several classes a row of maps for each."""
     from vitrail.show.figure import contact_sheet, labelled, thumbnail
+    from vitrail.show.legend import shared_legends
 
-    first = rows[0][0]
-    width = len(rows[0]) + 1 if len(rows) > 1 else min(COLUMNS, len(rows[0]) + 1)
+    first, width = rows[0][0], len(rows[0]) + 1
+    if len(rows) == 1:
+        width = math.ceil(width / math.ceil(width / COLUMNS))  # rows of about the same length
     cells = []
     for row in rows:
-        cells.append((thumbnail(first.image), row[0].title))
-        cells += [(ex.overlay(), ex.call) for ex in row]
-    sheet = contact_sheet(cells, width)
+        cells.append((thumbnail(first.image, focus=first.focus), row[0].title))
+        cells += [(thumbnail(ex.overlay(**asdict(look)), focus=first.focus), _caption(ex)) for ex in row]
     title = first.title if len(rows) == 1 else " / ".join(row[0].title for row in rows)
-    return labelled(sheet, title, f"{plural(len(rows[0]), 'method')} on {first.model_name}")
+    detail = f"{plural(len(rows[0]), 'method')} on {first.model_name} · each map in its own range"
+    legends = shared_legends([ex.legend(look) for row in rows for ex in row])
+    return labelled(contact_sheet(cells, width), title, detail, legends, title_on_top=True)
+
+
+def _caption(ex: Explanation) -> str:
+    """The method, its time, whether the class matters, and how far the map can be trusted, if known."""
+    seconds = f"{ex.seconds:.1f} s" if ex.seconds >= 1 else f"{1000 * ex.seconds:.0f} ms"
+    lines = [ex.call, seconds if ex.class_specific else f"{seconds} · any class", getattr(ex, "trust_line", None)]
+    return "\n".join(line for line in lines if line)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from vitrail.cli import options
 from vitrail.cli.outputs import class_part, file_stems, is_result, join_parts, params_part, plural
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
+from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
     from vitrail.explanation import Explanation
     from vitrail.methods.base import Method
     from vitrail.models.view import View
+    from vitrail.show.legend import Legend
 
 SCORING_PASSES = 450  # forward passes of insertion and deletion
 LONG = 10.0  # seconds from which an estimate is printed
+ORDERS = ("name", "probability", "trust")  # of a contact sheet
 COLUMNS = ("image", "class", "label", "probability", "against", "method", "params", "picture", "seconds", "error")
 
 
@@ -45,6 +49,20 @@ class Request:
     top: int
     score: bool
     curves: bool
+    look: Look = DEFAULT_LOOK
+    sort: str | None = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A cell of the contact sheet."""
+
+    name: str
+    picture: Image.Image
+    caption: str
+    legend: Legend
+    probability: float
+    trust: float | None
 
 
 @dataclass
@@ -52,7 +70,7 @@ class Report:
     """The results of a run so far."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    thumbnails: list[tuple[Image.Image, str]] = field(default_factory=list)
+    tiles: list[Tile] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -72,12 +90,22 @@ def explain(
     target: Annotated[
         str | None, typer.Option(help="Class to explain, by name or index; default: the predicted class.")
     ] = None,
-    against: Annotated[str | None, typer.Option(help="Explain the target as opposed to this class.")] = None,
+    against: options.Against = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
     score: Annotated[bool, typer.Option("--score", help="Score the map by insertion and deletion.")] = False,
     curves: Annotated[bool, typer.Option("--curves", help="Score the map and plot the curves.")] = False,
+    colormap: options.Colormap = None,
+    alpha: options.Alpha = ALPHA,
+    style: options.StyleName = "smooth",
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="Order of the contact sheet: name, probability or trust (both highest first); "
+            "default: that of the images."
+        ),
+    ] = None,
     checkpoint: options.Checkpoint = None,
     labels: options.Labels = None,
     num_classes: options.NumClasses = None,
@@ -89,6 +117,9 @@ def explain(
     """Explain predictions: which parts of an image are evidence for a class, and which against it."""
     if top > 1 and target is not None:
         raise VitrailError("--top explains the most likely classes and --target a single class: use only one of them.")
+    if sort is not None and sort not in ORDERS:
+        raise VitrailError(f"--sort must be {', '.join(ORDERS[:-1])} or {ORDERS[-1]}, but got {sort!r}.")
+    look = Look(colormap, alpha, style)
     paths = find_images(images, out)
     params = parse_parameters(param or [])
 
@@ -96,7 +127,7 @@ def explain(
 
     weights = options.weight_options(checkpoint, labels, num_classes, img_size)
     view = load(model, device=device, dtype=dtype, **weights)
-    request = Request(target, against, top, score or curves, curves)
+    request = Request(target, against, top, score or curves, curves, look, sort)
     if run(_build(view, method, params), request, paths, out, as_json):
         raise typer.Exit(1)
 
@@ -139,7 +170,7 @@ def run(method: Method, request: Request, paths: list[Path], out: Path, as_json:
             _explain_image(console, method, request, path, stem, report, alone=len(paths) == 1)
     finally:
         if len(paths) > 1 and report.rows:
-            _write_overview(console, out, report)
+            _write_overview(console, out, report, request.sort)
     if as_json:
         print(json.dumps(report.results, indent=1, default=str))  # noqa: T201
     return report.failures
@@ -169,15 +200,13 @@ def _explain_image(
     console: Console, method: Method, request: Request, path: Path, stem: Path, report: Report, *, alone: bool
 ) -> None:
     """Explains one image; in a folder, an unreadable image is reported and the others go on."""
-    from vitrail.show.figure import thumbnail
-
     try:
         explanations = list(_explanations(method, path, request))
         if request.score:
             for explanation in explanations:
                 explanation.score()
-        small = thumbnail(explanations[0].overlay())
-        picture = _save(explanations, stem, request.curves)
+        tile = _tile(path, explanations[0], request.look)
+        picture = _save(explanations, stem, request)
     except VitrailError as error:
         if alone:
             raise
@@ -188,11 +217,13 @@ def _explain_image(
     first = explanations[0]
     # recorded at once: Ctrl-C from here on must not leave a picture that is missing from the table
     report.rows += [_row(path, explanation, picture) for explanation in explanations]
-    report.thumbnails.append((small, f"{printable(path.name)}: {first.title}"))
+    report.tiles.append(tile)
     report.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in explanations]
     if alone:
         print_top(console, first)
     console.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _remark(first), soft_wrap=True)
+    if request.sort == "trust" and tile.trust is None:
+        raise VitrailError("--sort trust needs trust scores, but this explanation has none: sort by another order.")
     if request.score:
         for explanation in explanations:
             console.print(f"  {escape(explanation.label)}: " + _scores(explanation), soft_wrap=True)
@@ -223,22 +254,34 @@ def _ranked(view: View, picture: Seen) -> list[int]:
     return view.class_scores(logits)[0].argsort(descending=True, stable=True).tolist()
 
 
-def _save(explanations: list[Explanation], stem: Path, curves: bool) -> Path:
+def _tile(path: Path, explanation: Explanation, look: Look) -> Tile:
+    from vitrail.show.figure import thumbnail
+
+    picture = thumbnail(explanation.overlay(**asdict(look)), focus=explanation.focus)
+    caption = f"{printable(path.name)}: {explanation.title}"
+    if explanation.true_label is not None:
+        predicted = explanation.top[0][1] if explanation.top else explanation.label
+        caption += f"\n{'✓' if predicted == explanation.true_label else '✗'} true class: {explanation.true_label}"
+    trust = getattr(explanation, "trust_score", None)
+    return Tile(path.name, picture, caption, explanation.legend(look), explanation.probability, trust)
+
+
+def _save(explanations: list[Explanation], stem: Path, request: Request) -> Path:
     """Writes a picture and a JSON file per class, several classes also side by side, and the curves on request."""
     from vitrail.show.figure import png_bytes, side_by_side
 
     files: dict[str | os.PathLike[str], bytes] = {}
-    if curves:
+    if request.curves:
         plots = [explanation.curve_picture() for explanation in explanations]
         files[stem.with_name(stem.name + ".curves.png")] = png_bytes(side_by_side(plots))
     if len(explanations) == 1:
         picture = stem.with_name(stem.name + ".png")
-        write_together({**files, **explanations[0].files(picture)})
+        write_together({**files, **explanations[0].files(picture, request.look)})
         return picture
     for rank, explanation in enumerate(explanations, 1):
-        files |= explanation.files(stem.with_name(f"{stem.name}.{rank}.png"))
+        files |= explanation.files(stem.with_name(f"{stem.name}.{rank}.png"), request.look)
     sheet = stem.with_name(f"{stem.name}.top{len(explanations)}.png")
-    pictures = [explanation.picture() for explanation in explanations]
+    pictures = [explanation.picture(**asdict(request.look)) for explanation in explanations]
     write_together({**files, sheet: png_bytes(side_by_side(pictures))})
     return sheet
 
@@ -312,9 +355,9 @@ def _row(path: Path, explanation: Explanation, picture: Path) -> dict[str, Any]:
     return {**dict(zip(COLUMNS, values, strict=True)), **scores}
 
 
-def _write_overview(console: Console, out: Path, report: Report) -> None:
+def _write_overview(console: Console, out: Path, report: Report, order: str | None) -> None:
     """The table and the contact sheet of several images."""
-    from vitrail.show.figure import contact_sheet, png_bytes
+    from vitrail.show.figure import png_bytes
 
     buffer = io.StringIO()
     scores = dict.fromkeys(name for row in report.rows for name in row if name not in COLUMNS)
@@ -322,9 +365,28 @@ def _write_overview(console: Console, out: Path, report: Report) -> None:
     writer.writeheader()
     writer.writerows(report.rows)
     files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": printable(buffer.getvalue()).encode()}
-    if report.thumbnails:
-        files[out / "contact-sheet.png"] = png_bytes(contact_sheet(report.thumbnails))
+    if report.tiles:
+        files[out / "contact-sheet.png"] = png_bytes(draw_sheet(report.tiles, order))
     write_together(files)
     console.print("Overview: " + " and ".join(f"[bold]{escape(str(path))}[/]" for path in files), soft_wrap=True)
     if report.failures:
         console.print(f"[red]{plural(report.failures, 'image')} could not be explained[/]: see the table.")
+
+
+def draw_sheet(tiles: list[Tile], order: str | None) -> Image.Image:
+    """The contact sheet with its legend."""
+    from vitrail.show.figure import contact_sheet, labelled
+    from vitrail.show.legend import shared_legends
+
+    sheet = contact_sheet([(tile.picture, tile.caption) for tile in _sorted(tiles, order)])
+    return labelled(sheet, "", "", shared_legends([tile.legend for tile in tiles]))
+
+
+def _sorted(tiles: list[Tile], order: str | None) -> list[Tile]:
+    if order == "name":
+        return sorted(tiles, key=lambda tile: tile.name)
+    if order == "probability":
+        return sorted(tiles, key=lambda tile: -tile.probability)
+    if order == "trust":
+        return sorted(tiles, key=lambda tile: math.inf if tile.trust is None else -tile.trust)
+    return tiles

@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+Against = Annotated[str | None, typer.Option(help="Explain the target as opposed to this class.")]
+Alpha = Annotated[float, typer.Option(help="Opacity of the map and fading of the image, from 0 (only the image) to 1.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Checkpoint file with the model's weights.")]
+Colormap = Annotated[
+    str | None,
+    typer.Option(help="Colormap of matplotlib; default: RdBu_r for signed maps, viridis_r for unsigned ones."),
+]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, …")]
 Dtype = Annotated[str, typer.Option(help="Precision: auto, float32, bfloat16, float16, float64.")]
 ImgSize = Annotated[int | None, typer.Option(help="Input size in pixels; default: the model's.")]
@@ -28,6 +34,13 @@ Params = Annotated[
     list[str] | None, typer.Option("--param", "-p", help="Parameter of the method as name=value; repeatable.")
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Retry what failed in earlier calls.")]
+StyleName = Annotated[
+    str,
+    typer.Option(
+        "--style",
+        help="smooth, blocks (a rectangle per patch) or outline (around half of the evidence for the class).",
+    ),
+]
 
 
 def weight_options(

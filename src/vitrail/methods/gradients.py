@@ -299,8 +299,10 @@ def completeness_gap(trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
 
 
 def score_split(trace: Trace, shares: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """How y splits into patches, prefix tokens and biases, from the shares of tokens (B, n) and of biases (B,) of
-    layers: their mean over layers, since a sum over layers holds the score once per layer."""
+    """How y splits into patches, prefix tokens and biases: the mean over layers, each of which holds the whole score.
+
+    ``shares``: those of the tokens (B, n) and of the biases (B,) of each layer.
+    """
     tokens, biases = (torch.stack(parts).mean(0) for parts in zip(*shares, strict=True))
     return {
         "score": trace.y,

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast, get_type_hints
 import torch
 from torch import Tensor
 
-from vitrail.calls import check_known, protocols_of
+from vitrail.calls import check_known, protocols_of, split_call
 from vitrail.engine.requests import Asking, Batch, resolved
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, TokenMethod, refuse_unsupported
@@ -56,6 +56,15 @@ ALIASES = {
     "transformer_attribution": "trans_att",
     "transformer_mm": "gen_att",
 }
+
+# What a comparison shows by default: the model's default first, good methods of several families, the control last.
+RECOMMENDED = (
+    "decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "att_cat(rule=frozen)", "gen_att", "vtranm",
+    "trans_att", "rollout", "random",
+)  # fmt: skip
+RECOMMENDED_WITHOUT_TOKENS = (
+    "vit_cx", "grad_cam", "hires_cam", "layer_cam", "xgrad_cam", "occlusion", "integrated_gradients", "random",
+)  # fmt: skip
 
 METHODS: Registry[MethodFactory] = Registry(
     "method", [f"vitrail.methods.{module}" for module in MODULES], ALIASES, "vitrail methods"
@@ -146,6 +155,12 @@ def build_method(name: str, model: View, /, **params: Any) -> Method:
 def supported_methods(model: View) -> list[str]:
     """The names of the methods that can explain a model."""
     return [name for name in list_methods() if not get_method(name).unsupported(model)]
+
+
+def recommended_methods(model: View) -> list[str]:
+    """The calls of about eight methods worth comparing on a model: its default first, ``random`` last."""
+    calls = RECOMMENDED if model.has_tokens else RECOMMENDED_WITHOUT_TOKENS
+    return [call for call in calls if not get_method(split_call(call)[0]).unsupported(model)]
 
 
 def describe_methods(pattern: str = "*", model: View | None = None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Storage tokens: patches that a network uses as registers, which hold little of their own content (Darcet et al. 2024)."""
+"""Storage tokens: patches that a network uses as registers, with little of their own content (Darcet et al. 2024)."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
-# Blue–red reads the same with every common colour blindness; inferno is perceptually uniform.
-DIVERGING, SEQUENTIAL = "RdBu_r", "inferno"
+# Blue–red reads the same with every common colour blindness; viridis is perceptually uniform. Both get darker with the
+# strength of the evidence, and images are lightened below them.
+DIVERGING, SEQUENTIAL = "RdBu_r", "viridis_r"
 
 _ROBUST_PERCENTILE = 99.5
 _ENOUGH_PIXELS = 4_000_000
@@ -20,13 +21,15 @@ class Scale:
     """The values at the two ends of the colour map.
 
     A signed scale is symmetric about zero; an unsigned one starts at the smallest value.
-    ``partial`` is true if the model did not see all pixels.
+    ``partial`` is true if the model did not see all pixels; ``below`` and ``above`` if there are values beyond an end.
     """
 
     low: float
     high: float
     signed: bool
     partial: bool = False
+    below: bool = False
+    above: bool = False
 
     @classmethod
     def of(cls, values: Tensor, signed: bool | None = None) -> "Scale":
@@ -41,11 +44,12 @@ class Scale:
         # A regular sample has the same percentiles and is fast on huge images.
         sample = known[:: max(1, known.size // _ENOUGH_PIXELS)]
         if signed:
-            limit = _robust_maximum(np.abs(sample)) or float(np.abs(known).max())
-            return cls(-limit, limit, True, partial)
-        low = float(known.min())
-        high = _robust_maximum(sample)
-        return cls(low, high if high > low else float(known.max()), False, partial)
+            high = _robust_maximum(np.abs(sample)) or float(np.abs(known).max())
+            low = -high
+        else:
+            low, high = float(known.min()), _robust_maximum(sample)
+            high = high if high > low else float(known.max())
+        return cls(low, high, signed, partial, bool((array < low).any()), bool((array > high).any()))
 
     def positions(self, values: Array) -> Array:
         """The positions of values on the colour map, from 0 (its low end) to 1 (its high end)."""
@@ -61,18 +65,22 @@ class Scale:
         """The strength of the evidence at each position, from 0 (none) to 1 (the end of the scale)."""
         return np.abs(2 * positions - 1) if self.signed else positions
 
-    def colours(self, positions: Array) -> Array:
-        """The RGB colours (…, 3) in 0…255 at positions on the colour map."""
+    def support(self, positions: Array) -> Array:
+        """The strength of the evidence for the class at each position; 0 where it is against it."""
+        return np.clip(2 * positions - 1, 0, 1) if self.signed else positions
+
+    def colours(self, positions: Array, colormap: str | None = None) -> Array:
+        """The RGB colours (…, 3) in 0…255 at positions on a colormap of matplotlib; None = that of the scale."""
         import matplotlib
 
-        # Weak evidence is transparent, so the near-white and near-black parts of the colour maps are left out.
+        # Weak evidence is transparent, so the near-white parts of the colormaps are left out.
         if self.signed:
             sides = np.where(positions < 0.5, -1.0, 1.0)
-            places = 0.5 + sides * (0.22 + 0.22 * self.strengths(positions))
+            places = 0.5 + sides * (0.28 + 0.18 * self.strengths(positions))
         else:
-            places = 0.25 + 0.73 * positions
-        colour_map = matplotlib.colormaps[DIVERGING if self.signed else SEQUENTIAL]
-        return np.asarray(colour_map(places)[..., :3] * 255, dtype=np.float32)
+            places = 0.3 + 0.7 * positions
+        colours = matplotlib.colormaps[colormap or (DIVERGING if self.signed else SEQUENTIAL)]
+        return np.asarray(colours(places)[..., :3] * 255, dtype=np.float32)
 
 
 def _robust_maximum(values: Array) -> float:

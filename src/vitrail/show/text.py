@@ -25,11 +25,14 @@ class Paragraph:
         """Height of all lines in pixels."""
         return round(len(self.lines) * self.size * LINE_HEIGHT)
 
-    def draw(self, draw: ImageDraw.ImageDraw, left: int, top: int, colour: str, centred_in: int = 0) -> None:
-        """Draws the lines; ``centred_in`` is the width to centre them in, 0 = aligned left."""
+    def draw(
+        self, draw: ImageDraw.ImageDraw, left: int, top: int, colour: str, centred_in: int = 0, right_in: int = 0
+    ) -> None:
+        """Draws the lines, aligned left, centred in a width, or aligned right in a width."""
         face = font(self.size, self.bold)
         for number, line in enumerate(self.lines):
-            indent = (centred_in - face.getlength(line)) / 2 if centred_in else 0
+            spare = (centred_in or right_in) - face.getlength(line)
+            indent = spare / 2 if centred_in else spare if right_in else 0
             draw.text((left + indent, top + number * self.size * LINE_HEIGHT), line, fill=colour, font=face)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.app.pages import Heard, Visit, explained, on_patch, page_state, shown
 
 import vitrail
 from vitrail.show.colours import Scale
+from vitrail.show.pixels import LIGHTENING
 
 COFFEE, CAT = (files("vitrail.app") / "samples" / f"{name}.jpg" for name in ("coffee", "cat"))
 LABEL, ESPRESSO, TABBY, EGYPTIAN = "espresso", 193, 30, 32
@@ -188,6 +190,8 @@ def test_two_classes_are_contrasted(visit: Visit) -> None:
 def test_the_map_has_the_colours_of_vitrail_show(visit: Visit, method: str) -> None:
     page = explained(visit(f"#sample=coffee&method={method}&drawing=blocks&alpha=0.7"))
     assert page.evaluate("getComputedStyle(document.querySelector('#map')).opacity") == "0.7"
+    grey, light = re.findall(r"[\d.]+", page.evaluate("getComputedStyle(document.querySelector('#photo')).filter"))
+    assert (float(grey), float(light)) == (0.7, pytest.approx(1 - LIGHTENING * 0.7)), "faded as in vitrail.show"
     local = vitrail.explain("photo", str(COFFEE), method)
     scale = Scale.of(local.map, local.signed)
     pixels = page.evaluate(
@@ -210,7 +214,33 @@ def test_the_map_has_the_colours_of_vitrail_show(visit: Visit, method: str) -> N
     strong = scale.strengths(places) > 0.2
     np.testing.assert_allclose(np.array(pixels)[strong, :3], scale.colours(places)[strong], atol=9)
     low, high = page.inner_text("#legend .low"), page.inner_text("#legend .high")
-    assert (low.split()[0], high.split()[-1]) == (("against", "for") if local.signed else ("less", "more"))
+    names = (f"against {local.label}", f"for {local.label}") if local.signed else ("less", "more")
+    assert low.startswith(names[0])
+    assert high.endswith(names[1])
+
+
+def test_an_outline_leaves_the_photo_and_says_what_it_encloses(visit: Visit) -> None:
+    page = explained(visit("#sample=coffee&drawing=outline"))
+    assert page.evaluate("getComputedStyle(document.querySelector('#photo')).filter") == "none"
+    assert page.inner_text("#legend .high") == "Outlined: the smallest area with half of the evidence for espresso"
+    assert not page.locator("#legend canvas").is_visible()
+    colours = page.evaluate(
+        """() => {
+          const canvas = document.querySelector("#map"), { width, height } = canvas;
+          const shades = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, width, height).data.buffer);
+          return [0, 0xffffffff].map((shade) => shades.filter((each) => each === shade).length / shades.length);
+        }"""
+    )
+    assert 0.02 < colours[0] < 0.6, "clear within the outline"
+    assert colours[1] > 0.002, "a white line"
+    page.check("input[name=drawing][value=smooth]", force=True)
+    assert page.locator("#legend canvas").is_visible()
+
+
+def test_a_contrast_names_both_classes(visit: Visit) -> None:
+    page = explained(visit(f"#sample=coffee&target={ESPRESSO}&against={TABBY}"))
+    assert page.inner_text("#legend .low").startswith("for tabby")
+    assert page.inner_text("#legend .high").endswith("for espresso")
 
 
 def test_parameters_are_a_form(visit: Visit) -> None:

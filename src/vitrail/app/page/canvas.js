@@ -53,19 +53,24 @@ on("explanation", () => {
 });
 on("look", () => {
   map.style.opacity = state.alpha;
-  // A red map on a red fish is illegible: the more opaque the map, the paler the photo.
-  photo.style.filter = faded(state.alpha);
+  if (state.explanation) showLegend();
   drawMap();
 });
 on("removed", drawPanes);
 new ResizeObserver(() => { drawMap(); drawPanes(); }).observe(glass);
 
 function showLegend() {
-  const { values, signed } = state.explanation;
-  const { low, high } = scaleOf(values, signed);
+  const { values, signed, target, against } = state.explanation;
+  const { low, high } = scaleOf(values, signed), outline = state.drawing === "outline";
+  const lowName = against === null ? `against ${label(target)}` : `for ${label(against)}`;
+  const below = values.flat().some((value) => value < low) ? "≤ " : "";
+  const above = values.flat().some((value) => value > high) ? "≥ " : "";
   paintLegend(find("#legend canvas"), signed);
-  find("#legend .low").textContent = signed ? `against ${number(low)}` : `less ${number(low)}`;
-  find("#legend .high").textContent = signed ? `${number(high, true)} for` : `${number(high)} more`;
+  find("#legend canvas").hidden = outline;
+  find("#legend .low").textContent = outline ? "" : `${signed ? lowName : "less"} ${below}${number(low)}`;
+  find("#legend .high").textContent = outline
+    ? `Outlined: the smallest area with half of the evidence${signed ? ` for ${label(target)}` : ""}`
+    : `${above}${number(high, signed)} ${signed ? `for ${label(target)}` : "more"}`;
   const [left, top, right, bottom] = state.explanation.box, [width, height] = state.prediction.size;
   find("#legend .unseen-key").hidden = left < 1 && top < 1 && right > width - 1 && bottom > height - 1;
 }
@@ -87,12 +92,14 @@ function visibleArea(canvas) {
 }
 
 function drawMap() {
-  const context = resize(map);
-  if (!state.explanation || !state.prediction) return;
+  const context = resize(map), shown = state.explanation && state.prediction;
+  // A red map on a red fish is illegible: the more opaque the map, the paler the photo.
+  photo.style.filter = shown && state.drawing !== "outline" ? faded(state.alpha) : "none";
+  if (!shown) return;
   const { x, y, width, height } = visibleArea(map);
-  context.imageSmoothingEnabled = state.smooth;
+  context.imageSmoothingEnabled = state.drawing !== "blocks";
   context.imageSmoothingQuality = "high";
-  context.drawImage(renderMap(state.explanation, state.smooth), x, y, width, height);
+  context.drawImage(renderMap(state.explanation, state.drawing), x, y, width, height);
 }
 
 function drawPanes() {

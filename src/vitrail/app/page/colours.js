@@ -1,9 +1,10 @@
 // The colours of a map, the same as in vitrail's figures: red for the class and blue against it, centred on
-// zero; unsigned maps go from dark violet to yellow. The weaker the evidence, the more transparent the colour.
-const FOR = "ee9677e58368dd7059d55d4ccb4942c13639b72230a81529930e26";
-const AGAINST = "81bad86bacd1569fc94291c23885bc2f79b5266caf1d5fa215508d";
-const SEQUENTIAL = "57106e69166e7c1d6d8f2469a02a63b3325ac43c4ed34743e15635ec6726f47918f98e09fca50afbba1ff7d13df2e865f5f992";
-const SHADES = 256, FADE = 0.8, ROBUST = 0.995, FINEST = 384;
+// zero; unsigned maps go from green to dark violet. The weaker the evidence, the more transparent the colour.
+const FOR = "dc6e57d55d4ccc4c44c53e3dbd2d35b41c2da51429930e26840924";
+const AGAINST = "529dc84291c23a87bd337eb82b73b32369ad1c5c9f17529010457e";
+const SEQUENTIAL = "44bf7031b57b25ab821fa1881f968b228c8d26818e2a768e2f6c8e34618d39558c3f4889443b84472e7c482071471164440154";
+const SHADES = 256, FADE = 0.8, ROBUST = 0.995, FINEST = 384, LIGHTENING = 0.75;
+const CLEAR = 0, WHITE = 0xffffffff, VEIL = 0xd0e4e4e4; // opacity, blue, green, red
 
 const tables = { true: table(true), false: table(false) };
 
@@ -20,30 +21,60 @@ function quantile(sorted) {
   return sorted[before] + (place - before) * ((sorted[before + 1] ?? sorted[before]) - sorted[before]);
 }
 
-export const faded = (alpha) => `grayscale(${0.9 * alpha})`;
+// The filter of the photo below a map, on white: grey and light, so that the colours of the map are seen on every photo.
+export const faded = (alpha) => `grayscale(${alpha}) opacity(${1 - LIGHTENING * alpha})`;
 
-// A canvas with the coloured map, to be drawn over the part of the picture that the model sees.
-export function renderMap({ values, signed }, smooth, finest = FINEST) {
-  const scale = scaleOf(values, signed);
+// A canvas with the map, to be drawn over the part of the picture that the model sees.
+export function renderMap({ values, signed }, drawing, finest = FINEST) {
+  const scale = scaleOf(values, signed), blocks = drawing === "blocks";
   const rows = values.length, columns = values[0].length;
-  const height = smooth ? Math.max(rows, finest) : rows, width = smooth ? Math.max(columns, finest) : columns;
-  const places = Float32Array.from(values.flat(), (value) => placed(value, scale));
+  const height = blocks ? rows : Math.max(rows, finest), width = blocks ? columns : Math.max(columns, finest);
+  const places = enlarged(Float32Array.from(values.flat(), (value) => placed(value, scale)), rows, columns, width, height);
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d");
   const pixels = context.createImageData(width, height);
   const shades = new Uint32Array(pixels.data.buffer);
-  const across = axis(width, columns), down = axis(height, rows), colours = tables[signed];
+  if (drawing === "outline") drawOutline(shades, places, width, height, signed);
+  else places.forEach((place, at) => { shades[at] = tables[signed][Math.round((SHADES - 1) * place)]; });
+  context.putImageData(pixels, 0, 0);
+  return canvas;
+}
+
+function enlarged(places, rows, columns, width, height) {
+  const across = axis(width, columns), down = axis(height, rows), fine = new Float32Array(width * height);
   for (let y = 0, at = 0; y < height; y++) {
     const [top, below, v] = down[y];
     for (let x = 0; x < width; x++, at++) {
       const [left, right, u] = across[x];
       const upper = places[top * columns + left] * (1 - u) + places[top * columns + right] * u;
       const lower = places[below * columns + left] * (1 - u) + places[below * columns + right] * u;
-      shades[at] = colours[Math.round((SHADES - 1) * (upper * (1 - v) + lower * v))];
+      fine[at] = upper * (1 - v) + lower * v;
     }
   }
-  context.putImageData(pixels, 0, 0);
-  return canvas;
+  return fine;
+}
+
+// A line around the smallest area with half of the evidence for the class, within a white one; a veil over the rest.
+function drawOutline(shades, places, width, height, signed) {
+  const evidence = signed ? places.map((place) => Math.max(2 * place - 1, 0)) : places, level = halfLevel(evidence);
+  const reach = Math.max(1, Math.round(Math.min(width, height) / 120)), offsets = [-reach, 0, reach];
+  const clamp = (value, end) => Math.min(Math.max(value, 0), end - 1);
+  const inside = (x, y) => evidence[clamp(y, height) * width + clamp(x, width)] >= level;
+  for (let y = 0, at = 0; y < height; y++) {
+    for (let x = 0; x < width; x++, at++) {
+      const within = inside(x, y);
+      const edge = offsets.some((down) => offsets.some((across) => inside(x + across, y + down) !== within));
+      shades[at] = edge ? (within ? tables[signed][SHADES - 1] : WHITE) : (within ? CLEAR : VEIL);
+    }
+  }
+}
+
+// The least evidence within the smallest area that has half of it.
+function halfLevel(evidence) {
+  const descending = Float32Array.from(evidence).sort().reverse();
+  const half = descending.reduce((sum, value) => sum + value, 0) / 2;
+  let sum = 0;
+  return half > 0 ? descending.find((value) => (sum += value) >= half) : Infinity;
 }
 
 export function paintLegend(canvas, signed) {

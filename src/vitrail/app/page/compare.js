@@ -151,14 +151,14 @@ function drawLens(canvas, row) {
   const context = canvas.getContext("2d"), photo = find("#photo"), [left, top, right, bottom] = state.prediction.box;
   const scale = photo.naturalWidth / state.prediction.size[0], part = [left, top, right - left, bottom - top];
   context.globalAlpha = 1;
-  context.fillStyle = "#888";
+  context.fillStyle = photo.naturalWidth ? "#fff" : "#888";
   context.fillRect(0, 0, LENS, LENS);
-  context.filter = faded(state.alpha);
+  if (state.drawing !== "outline") context.filter = faded(state.alpha);
   if (photo.naturalWidth) context.drawImage(photo, ...part.map((edge) => edge * scale), 0, 0, LENS, LENS);
   context.filter = "none";
   context.globalAlpha = state.alpha;
-  context.imageSmoothingEnabled = state.smooth;
-  context.drawImage(renderMap(row, state.smooth, LENS), 0, 0, LENS, LENS);
+  context.imageSmoothingEnabled = state.drawing !== "blocks";
+  context.drawImage(renderMap(row, state.drawing, LENS), 0, 0, LENS, LENS);
 }
 
 function redraw() {

@@ -54,7 +54,7 @@ function viewOf(link) {
   const known = (index) => (index !== null && index < state.model.classes ? index : null);
   const fields = row.form.filter((about) => about.name in link.params);
   if (link.alpha !== null) find("#alpha").value = 100 * link.alpha;
-  find(`input[name="drawing"][value="${link.smooth ? "smooth" : "blocks"}"]`).checked = true;
+  find(`input[name="drawing"][value="${link.drawing}"]`).checked = true;
   return {
     method: row.name,
     requestedMethod: link.method,
@@ -63,7 +63,7 @@ function viewOf(link) {
     against: known(link.against),
     removed: new Set(link.removed.filter((patch) => patch < size)),
     alpha: link.alpha ?? state.alpha,
-    smooth: link.smooth,
+    drawing: link.drawing,
   };
 }
 
@@ -108,7 +108,7 @@ find("#alpha").addEventListener("input", ({ target: field }) => {
   emit("look");
 });
 find("#drawing").addEventListener("change", ({ target: field }) => {
-  state.smooth = field.value === "smooth";
+  state.drawing = field.value;
   emit("look");
 });
 

@@ -16,7 +16,7 @@ export const state = {
   params: {}, // that differ from the method's defaults
   removed: new Set(), // indices of patches
   alpha: 0.85,
-  smooth: true,
+  drawing: "smooth", // or "blocks", "outline"
 };
 
 const listeners = {};

@@ -84,7 +84,7 @@ function galleryNote(count) {
   if (!pictures) notes.push("The run stored no pictures and maps (maps = false in its plan): numbers and curves only.");
   else if (!maps) notes.push("The run stored no maps.");
   if (state.className) notes.push(`${count} of the class “${state.className}”.`);
-  if (maps) notes.push("Each map has its own colour scale: red for the class, blue against it; maps without negative evidence go from dark to yellow.");
+  if (maps) notes.push("Each map has its own colour scale: red for the class, blue against it; maps without negative evidence go from green to dark violet.");
   return notes.join(" ");
 }
 
@@ -112,7 +112,7 @@ function tile(image, method) {
 
 function lens(image, map) {
   const picture = element("img", { src: `data:image/jpeg;base64,${image.jpeg}`, alt: "" });
-  return element("span", { class: "lens" }, picture, map ? overlay(map) : null);
+  return element("span", { class: map ? "lens mapped" : "lens" }, picture, map ? overlay(map) : null);
 }
 
 // The map, interpolated between cell centres as in vitrail.show: the stronger the evidence, the less transparent.

@@ -1,0 +1,46 @@
+"""How a map is drawn: its colours, its opacity and its style."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from vitrail.errors import VitrailError
+
+Style: TypeAlias = Literal["smooth", "blocks", "outline"]
+STYLES: tuple[str, ...] = get_args(Style)
+ALPHA = 0.85
+
+
+@dataclass(frozen=True)
+class Look:
+    """The choices of a drawing.
+
+    Args:
+        colormap: a colormap of matplotlib; None = ``RdBu_r`` for signed maps and ``viridis_r`` for unsigned ones.
+        alpha: opacity of the strongest evidence, and how much the image below it is faded.
+        style: ``smooth`` (interpolated), ``blocks`` (a rectangle per value of the map) or ``outline`` (a contour around
+            the smallest area with half of the evidence).
+    """
+
+    colormap: str | None = None
+    alpha: float = ALPHA
+    style: str = "smooth"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.alpha, int | float) or not 0 <= self.alpha <= 1:
+            raise VitrailError(f"alpha must be between 0 (only the image) and 1, but got {self.alpha}.")
+        if self.style not in STYLES:
+            raise VitrailError(f"there is no style {self.style!r}: expected {', '.join(STYLES[:-1])} or {STYLES[-1]}.")
+        if self.colormap is not None:
+            self._check_colormap()
+
+    def _check_colormap(self) -> None:
+        import matplotlib
+
+        if self.colormap not in matplotlib.colormaps:
+            raise VitrailError(
+                f"there is no colormap {self.colormap!r}: expected one of matplotlib's, such as RdBu_r or PuOr for "
+                "signed maps and viridis_r or Greys for unsigned ones."
+            )
+
+
+DEFAULT_LOOK = Look()
