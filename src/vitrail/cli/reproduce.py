@@ -154,7 +154,7 @@ class Bar:
         self.bar: Any = None
 
     def see(self, step: Step) -> None:
-        if self.bar is None or step.done <= self.bar.n:
+        if self.bar is None or step.done < self.bar.n or self.bar.n == self.bar.total:
             self.bar = counted(step.total, step.model, "image")
         self.bar.update(step.done - self.bar.n)
         if step.done == step.total:
