@@ -59,8 +59,9 @@ def test_wide_csv_has_one_line_per_method_in_the_order_of_the_plan(folder: Path)
     assert found["seconds per image"].notna().all()
 
 
-def test_markdown_marks_best_second_and_ties(folder: Path) -> None:
-    text = tables.markdown(summary_of(folder))
+def test_markdown_marks_leaders_second_and_ties(tmp_path: Path) -> None:
+    made = Made(quality={"decompx.skipplus": 0.8, "rollout": 0.75, "grad_cam": 0.5, "random": 0.1})
+    text = tables.markdown(summary_of(made.write(tmp_path / "tied")))
     lines = {
         line.split("|")[1].strip(" `"): line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| `")
     }
@@ -68,11 +69,15 @@ def test_markdown_marks_best_second_and_ties(folder: Path) -> None:
     assert "insertion(steps=8) ↑" in header
     assert "deletion(steps=8) ↓" in header
     assert lines["decompx.skipplus"][0].strip().startswith("**0.")
-    assert re.search(r"<ins>0\.\d+</ins> \[0\.\d+, 0\.\d+\]", lines["rollout"][0])
+    assert re.search(r"\*\*0\.\d+\*\* \[0\.\d+, 0\.\d+\] ≈", lines["rollout"][0])
     assert "≈" not in lines["random"][0]
     assert lines["random"][3].strip() == "–"
     assert "24 images of folder:photos" in text
     assert "/somewhere" not in text  # a report is sent to others
+    apart = Made(quality={"decompx.skipplus": 0.8, "rollout": 0.6, "grad_cam": 0.5})
+    text = tables.markdown(summary_of(apart.write(tmp_path / "apart")))
+    row = next(line for line in text.splitlines() if line.startswith("| `rollout"))
+    assert re.search(r"<ins>0\.\d+</ins> \[0\.\d+, 0\.\d+\]", row)
 
 
 def test_methods_that_cannot_be_told_apart_are_marked(tmp_path: Path) -> None:
@@ -83,6 +88,23 @@ def test_methods_that_cannot_be_told_apart_are_marked(tmp_path: Path) -> None:
     assert first.tied != second.tied
     assert last.p < 0.05
     assert not last.tied
+
+
+def test_few_images_have_nothing_bold_and_say_why(tmp_path: Path) -> None:
+    summary = summary_of(Made(images=3).write(tmp_path / "few"))
+    text, latex = tables.markdown(summary), tables.latex(summary)
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert not any("**" in row or "<ins>" in row for row in rows)
+    assert "Nothing is bold where fewer than 6 images were measured: insertion(steps=8), deletion(steps=8)" in text
+    assert r"\textbf" not in latex
+    assert {figures._shade(cell) for row in summary.cells[0] for cell in row[:2]} == {figures.UNTESTED}
+
+
+def test_equal_methods_have_nothing_bold_and_say_why(tmp_path: Path) -> None:
+    made = Made(quality={"rollout": 0.7, "grad_cam": 0.7}, noise=0.2, metrics=("insertion(steps=8)",))
+    text = tables.markdown(summary_of(made.write(tmp_path / "run")))
+    assert not any("**" in line for line in text.splitlines() if line.startswith("| `"))
+    assert "Nothing is bold where no method is significantly worse than the best: insertion(steps=8)." in text
 
 
 def test_latex_has_as_many_cells_as_columns(folder: Path, tmp_path: Path) -> None:
