@@ -38,7 +38,12 @@ def _summary(target: PaperTarget, measured: Measured) -> Summary:
         labels[column.model, axis] = column.label
     rows = list(dict.fromkeys(row for row, _ in measured))
     by_model = [_cells(measured, rows, [labels.get((model, axis)) for axis in axes], axes) for model in target.models]
-    settings = [_setting(model.label, (len(rows), len(axes))) for model in target.models.values()]
+    names = {model: measured[row, label].model for (model, _), label in labels.items() for row in rows
+             if (row, label) in measured}  # fmt: skip
+    settings = [
+        _setting(model.label if names.get(key) in (None, model.name) else names[key], (len(rows), len(axes)))
+        for key, model in target.models.items()
+    ]
     results = Results(settings, rows, list(axes.values()), [], {}, 0)
     return Summary(results, by_model, list(digits.values()), [None] * len(settings))
 
