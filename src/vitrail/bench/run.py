@@ -401,11 +401,8 @@ class ModelRun:
 
     def _key(self, image_digest: str, pair: Pair) -> str:
         method, metric = self.methods[pair[0]], self.metrics[pair[1]]
-        calls: list[Any] = [
-            [method.info.name, method.version, method.params],
-            [metric.info.name, metric.version, metric.params],
-        ]
-        return _hash(image_digest, self.model_hash, json.dumps([*calls, pair[2]], sort_keys=True, default=str))
+        asked = (method.info.name, method.version, method.params), (metric.info.name, metric.version, metric.params)
+        return row_key(image_digest, self.model_hash, work_of(*asked, pair[2]))
 
 
 def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
@@ -415,6 +412,19 @@ def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
         with suppress(VitrailError):
             specs += method.needs()
     return specs
+
+
+Versioned = tuple[str, int, Mapping[str, Any]]  # name, version and parameters of a method or metric
+
+
+def work_of(method: Versioned, metric: Versioned, explained: str) -> str:
+    """What is done with an image, as text."""
+    return json.dumps([method, metric, explained], sort_keys=True, default=str)
+
+
+def row_key(image_digest: str, model_hash: str, work: str) -> str:
+    """The key of a row: equal keys are the same work."""
+    return _hash(image_digest, model_hash, work)
 
 
 def _failed_rows(failure: Failure) -> Iterator[dict[str, Any]]:

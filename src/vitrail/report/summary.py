@@ -110,6 +110,11 @@ class Summary:
             lines.append(f"Unknown direction, hence no best method: {', '.join(undirected)}.")
         if results.replaced:
             lines.append(f"{results.replaced} older rows of the same image, method and metric are ignored.")
+        if results.stale:
+            lines.append(
+                f"{results.stale} rows of methods, metrics or versions that are not in the plan are left out: "
+                "vitrail report --stale shows them."
+            )
         if results.damaged:
             lines.append(f"Skipped because they are damaged: {', '.join(results.damaged)}.")
         return lines

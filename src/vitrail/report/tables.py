@@ -119,7 +119,7 @@ def long_csv(summary: Summary) -> str:
                 cell = summary.cells[s][m][k]
                 numbers = [_digits(value) for value in (cell.mean, cell.low, cell.high)]
                 tail = [str(cell.n), _digits(cell.p), str(cell.rank or ""), _digits(setting.seconds[m])]
-                lines.append([*about, method, column.call, better[column.better], *numbers, *tail])
+                lines.append([*about, method, column.name, better[column.better], *numbers, *tail])
     return _csv(lines)
 
 
