@@ -58,6 +58,14 @@ class Finding:
     seconds: float
     scores: Sequence[tuple[Metric, Scored]]
 
+    @property
+    def example(self) -> Example:
+        return self.sight.example
+
+    @property
+    def metrics(self) -> list[Metric]:
+        return [metric for metric, _ in self.scores]
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row per metric."""
         for metric, scored in self.scores:
@@ -89,7 +97,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is done with each batch of images: every method explains it, then all maps are measured together."""
+    """What is done with each batch of images: every method explains it, and its maps are measured as soon as they are
+    there, before the next method's.
+    """
 
     view: View
     tasks: Sequence[Task]
@@ -101,16 +111,29 @@ class Evaluation:
     def measure(self, examples: Sequence[Example], check: bool = False) -> list[Finding]:
         """The findings of a batch; ``check`` refuses a metric that none of these images can be measured by."""
         findings: list[Finding] = []
-        for result in self._measure(examples, check, isolated=False):
-            assert isinstance(result, Finding)
-            findings.append(result)
-        return findings
+        for results in self._measure(examples, check, isolated=False):
+            for result in results:
+                assert isinstance(result, Finding)
+                findings.append(result)
+        methods = {id(task.method): place for place, task in enumerate(self.tasks)}
+        images = {id(example): place for place, example in enumerate(examples)}
+        kinds: Sequence[str] = self.explained
+        return sorted(
+            findings,
+            key=lambda finding: (
+                kinds.index(finding.explained),
+                methods[id(finding.method)],
+                images[id(finding.sight.example)],
+            ),
+        )
 
-    def attempt(self, examples: Sequence[Example]) -> list[Finding | Failure]:
-        """As ``measure``, but what fails is tried image by image and then returned as a failure."""
-        return list(self._measure(examples, False, isolated=True))
+    def attempt(self, examples: Sequence[Example]) -> Iterator[list[Finding | Failure]]:
+        """What ``measure`` finds, as soon as a method has been measured on all images: by the metrics of maps
+        together, then by each metric of methods. What fails is tried image by image and then yielded as a failure.
+        """
+        return self._measure(examples, False, isolated=True)
 
-    def _measure(self, examples: Sequence[Example], check: bool, isolated: bool) -> Iterator[Finding | Failure]:
+    def _measure(self, examples: Sequence[Example], check: bool, isolated: bool) -> Iterator[list[Finding | Failure]]:
         view, scheduler = self.view, Scheduler(self.chunk_size, self.plan)
         with own_modes():
             pixels = torch.stack([view.preprocess(example.image) for example in examples])
@@ -122,11 +145,18 @@ class Evaluation:
                 target = (
                     Target() if kind == "predicted" else Target(torch.tensor([int(label or 0) for label in labels]))
                 )
-                explaining = [Job(task.method.explained(batch, target)) for task in self.tasks]
+                tasks = {Job(task.method.explained(batch, target)): task for task in self.tasks}
+                sights: list[Sight] = []
+                explained: list[Job[Attribution]] = []
                 predicting = Job(_logits(batch))
-                scheduler.run_jobs([*explaining, predicting], isolated)
-                sights = self._sights(examples, batch, predicting.result, target, labels)
-                yield from self._measure_maps(scheduler, kind, sights, explaining, check, isolated)
+                for job in scheduler.finished([*tasks, predicting], isolated):
+                    if job is predicting:
+                        sights = self._sights(examples, batch, predicting.result, target, labels)
+                    else:
+                        explained.append(job)
+                    while sights and explained:
+                        ended = explained.pop(0)
+                        yield from self._measure_maps(scheduler, kind, sights, tasks[ended], ended, check, isolated)
 
     def _sights(
         self, examples: Sequence[Example], batch: Batch, logits: Tensor, target: Target, labels: list[int | None]
@@ -156,47 +186,51 @@ class Evaluation:
         scheduler: Scheduler,
         kind: Explained,
         sights: list[Sight],
-        explaining: Sequence[Job[Attribution]],
+        task: Task,
+        explaining: Job[Attribution],
         check: bool,
         isolated: bool,
-    ) -> Iterator[Finding | Failure]:
-        measurements: list[Measurement] = []
-        for task, job in zip(self.tasks, explaining, strict=True):
-            if job.error is not None:
-                yield from self._failed(task.method, task.metrics, sights, kind, job.error)
+    ) -> Iterator[list[Finding | Failure]]:
+        method, metrics = task.method, task.metrics
+        if explaining.error is not None:
+            yield self._failed(method, metrics, sights, kind, explaining.error)
+            return
+        cases, seconds = self._cases(sights, explaining.result), explaining.seconds / len(sights)
+        of_maps = [metric for metric in metrics if isinstance(metric, MapMetric)]
+        if check:
+            check_apply(of_maps, cases)
+
+        def finding(i: int, scores: Sequence[tuple[Metric, Scored]]) -> Finding:
+            return Finding(
+                method=method, explained=kind, sight=sights[i], map=cases[i].map, seconds=seconds, scores=scores
+            )
+
+        map_jobs = [[(metric, Job(ask_if_applicable(metric, case))) for metric in of_maps] for case in cases]
+        scheduler.run_jobs([job for jobs in map_jobs for _, job in jobs], isolated)
+        results: list[Finding | Failure] = []
+        for i, jobs in enumerate(map_jobs):
+            failed = [(metric, job.error) for metric, job in jobs if job.error is not None]
+            results += [Failure(sights[i].example, method, [metric], kind, error) for metric, error in failed]
+            results.append(finding(i, [(metric, job.result) for metric, job in jobs if job.error is None]))
+        yield results
+        for metric in metrics:  # one after another: each may hold a copy of the model
+            if not isinstance(metric, MethodMetric):
                 continue
-            cases = self._cases(sights, job.result)
-            if check:
-                check_apply([metric for metric in task.metrics if isinstance(metric, MapMetric)], cases)
-            measurements.append(Measurement(task, cases, job.seconds / len(sights)))
-        scheduler.run_jobs([job for each in measurements for _, jobs in each.of_maps for job in jobs], isolated)
-        for measurement in measurements:
-            method = measurement.task.method
-            for metric, method_job in measurement.of_methods:  # one after another: each may hold a copy of the model
-                scheduler.run_jobs([method_job], isolated)
-                if method_job.error is not None:
-                    yield from self._failed(method, [metric], sights, kind, method_job.error)
-            for i, sight in enumerate(sights):
-                scores, errors = measurement.results(i)
-                yield from (Failure(sight.example, method, [metric], kind, error) for metric, error in errors)
-                yield Finding(
-                    method=method,
-                    explained=kind,
-                    sight=sight,
-                    map=measurement.cases[i].map,
-                    seconds=measurement.seconds,
-                    scores=scores,
-                )
+            method_job = Job(metric.ask(method, cases))
+            scheduler.run_jobs([method_job], isolated)
+            if method_job.error is not None:
+                yield self._failed(method, [metric], sights, kind, method_job.error)
+            else:
+                yield [finding(i, [(metric, scored)]) for i, scored in enumerate(method_job.result)]
 
     def _failed(
         self, method: Method, metrics: Sequence[Metric], sights: list[Sight], kind: Explained, error: Exception
-    ) -> Iterator[Finding | Failure]:
+    ) -> list[Finding | Failure]:
         """What failed for a batch is tried image by image."""
-        for sight in sights:
-            if len(sights) > 1:
-                yield from replace(self, tasks=[Task(method, metrics)], explained=(kind,)).attempt([sight.example])
-            else:
-                yield Failure(sight.example, method, metrics, kind, error)
+        if len(sights) == 1:
+            return [Failure(sights[0].example, method, metrics, kind, error)]
+        alone = replace(self, tasks=[Task(method, metrics)], explained=(kind,))
+        return [result for sight in sights for results in alone.attempt([sight.example]) for result in results]
 
     def _cases(self, sights: Sequence[Sight], attribution: Attribution) -> list[Case]:
         extras = {name: values.tolist() for name, values in attribution.extras.items()}
@@ -227,33 +261,6 @@ class Sight:
     probability: float  # of the target
     predicted_probability: float
     known: dict[str, Any] = field(default_factory=dict)
-
-
-class Measurement:
-    """The maps of a batch by one method, and the jobs that measure them."""
-
-    def __init__(self, task: Task, cases: list[Case], seconds: float) -> None:
-        self.task, self.cases, self.seconds = task, cases, seconds
-        self.of_maps: list[tuple[MapMetric, list[Job[Scored]]]] = []
-        self.of_methods: list[tuple[MethodMetric, Job[list[Scored]]]] = []
-        for metric in task.metrics:
-            if isinstance(metric, MapMetric):
-                self.of_maps.append((metric, [Job(ask_if_applicable(metric, case)) for case in cases]))
-            elif isinstance(metric, MethodMetric):
-                self.of_methods.append((metric, Job(metric.ask(task.method, cases))))
-
-    def results(self, i: int) -> tuple[list[tuple[Metric, Scored]], list[tuple[Metric, Exception]]]:
-        """What the metrics scored for one image, and what failed for it alone."""
-        scores: list[tuple[Metric, Scored]] = []
-        errors: list[tuple[Metric, Exception]] = []
-        for metric, jobs in self.of_maps:
-            error = jobs[i].error
-            if error is None:
-                scores.append((metric, jobs[i].result))
-            else:
-                errors.append((metric, error))
-        scores += [(metric, job.result[i]) for metric, job in self.of_methods if job.error is None]
-        return scores, errors
 
 
 def _logits(batch: Batch) -> Asking[Tensor]:

@@ -75,6 +75,46 @@ def _go(chosen: Plan, out: Path, view: vitrail.models.view.View) -> None:
     os._exit(0)
 
 
+def test_methods_that_are_finished_survive_a_kill(tmp_path: Path) -> None:
+    """The last method kills the run in its first batch; what the others measured is kept, and the rest is the same."""
+    torch.set_num_threads(1)
+    spared = tmp_path / "spared"
+
+    @vitrail.method("tests_deadly", cost=(9999, 0))
+    def deadly(model, images, target):  # type: ignore[no-untyped-def]
+        if not spared.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return images.mean(1)[:, ::8, ::8]
+
+    methods = ["tests_deadly", "rise(masks=70)", "random", "gen_att", "rise(masks=40)", "smooth_grad(samples=3)"]
+    chosen = plan(methods=methods, metrics=["sparseness", "insertion(steps=9)", "max_sensitivity(samples=1)"],
+                  images=6, batch_size=4, cheap_only=["max_sensitivity"])  # fmt: skip
+    view = vitrail.load("scenes")
+    child = multiprocessing.get_context("fork").Process(target=_go, args=(chosen, tmp_path / "killed", view))
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL
+    kept = Store(tmp_path / "killed").rows()
+    assert set(kept["method"]) == {"rise", "random", "gen_att", "smooth_grad"}
+    assert kept["image"].nunique() == 4
+    assert kept["error"].isna().all()
+    assert len(Store(tmp_path / "killed").maps()) == 5 * 4
+    spared.touch()
+    run(chosen, tmp_path / "killed")
+    run(chosen, tmp_path / "whole")
+    same(table(tmp_path / "killed"), table(tmp_path / "whole"), exactly=True)
+    maps, whole = Store(tmp_path / "killed").maps(), Store(tmp_path / "whole").maps()
+    assert maps.keys() == whole.keys()
+    assert all(np.array_equal(maps[name], whole[name]) for name in maps)
+
+
+def test_results_are_reported_method_by_method(tmp_path: Path) -> None:
+    steps: list[running.Step] = []
+    run(plan(images=2, batch_size=2), tmp_path, watch=steps.append)
+    assert [(step.done, len(step.rows)) for step in steps] == [(1, 0), (1, 4), (1, 4), (2, 0)]
+    assert [{row["method"] for row in step.rows} for step in steps[1:3]] == [{"random"}, {"tests_noted"}]
+
+
 def test_what_is_missing_is_traced_as_if_all_were(tmp_path: Path) -> None:
     """Methods share traces, whose last digits depend on what is kept: on the plan, never on what is done already."""
     chosen = plan(methods=["vtranm", "gen_att", "raw_attention"], metrics=["sparseness"], batch_size=4)

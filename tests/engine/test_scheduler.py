@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -347,3 +347,33 @@ def test_an_asker_may_ask_for_nothing() -> None:
         return "done"
 
     assert Scheduler().run([silent(), silent()]) == ["done", "done"]
+
+
+def test_finished_jobs_do_not_wait_for_others() -> None:
+    """Traces are shared; variants and what an asker does on its own come job by job, in chunks of that job only."""
+    view, images = viewed("timm_vit")[2], batch("timm_vit", 1)
+    shared, events = Batch(view, images), list[str]()
+
+    def noted(name: str) -> Callable[[slice], Tensor]:
+        def make(part: slice) -> Tensor:
+            events.append(f"{name}: {part.stop - part.start}")
+            return images.expand(5, -1, -1, -1)[part]
+
+        return make
+
+    def alone() -> Asking[str]:
+        yield []
+        events.append("alone")
+        return "done"
+
+    names = {
+        Job(asking(pictures(view, 5, noted("first")))): "first ended",
+        Job(alone()): "alone ended",
+        Job(asking(pictures(view, 5, noted("second")))): "second ended",
+        Job(build_method("gen_att", view).explained(shared, Target())): "gen_att ended",
+        Job(asking(Logits(shared))): "logits ended",
+    }
+    for job in Scheduler(chunk_size=3).finished([*names]):
+        events.append(names[job])
+    ended = ["gen_att ended", "logits ended", "first: 3", "first: 2", "first ended", "alone", "alone ended"]
+    assert events == [*ended, "second: 3", "second: 2", "second ended"]

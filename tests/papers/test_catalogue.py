@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from vitrail.calls import split_call
@@ -218,6 +219,35 @@ def test_claims_are_read_and_nothing_else() -> None:
     assert test("correlation('a', 'b') > 0.99") == {"": True}, "both taken so that higher is better"
     assert test("cell('x', 'a') - -1 * 2 >= max(1, min(2, 3), abs(-3)) or cell('x', 'a') > 9") == {"": True}
     assert test("cell('nobody', 'a') > 0") == test("cell('x', 'c') > 0") == {"": None}
+    assert test("better('x', 'x', 'a')") == {"": False}
     for wrong in ("__import__('os')", "cell.__class__ == 1", "[1] == [1]", "open('x')", "1 < 2 < 3", "row == 1"):
         with pytest.raises(VitrailError, match="cannot be parsed"):
             test(wrong)
+
+
+@pytest.mark.parametrize(("agreeing", "decided"), [(1.0, True), (0.98, True), (0.97, False), (0.5, False)])
+def test_a_claim_is_undecided_where_its_interval_includes_the_opposite(agreeing: float, decided: bool) -> None:
+    better = np.where(np.arange(1000) < 1000 * agreeing, 2.0, 0.0)
+    values = TableValues({"a": {"x": np.array([2.0, *better]), "y": np.ones(1001), "z": np.zeros(1001)}}, {"a": 1})
+    for text, expected in (
+        ("rank('x', column) == 1", True),
+        ("better('y', 'x', column)", False),
+        ("gap('x', column) < 0.5 and cell('x', column) > 1.5", True),
+        ("max(cell('x', column), cell('z', column)) <= 1", False),
+    ):
+        verdict = judge(Claim("", text, ["a"]), values)
+        assert verdict.tests == {"a": expected if decided else None}
+        assert verdict.holds == (expected if decided else None)
+        assert bool(verdict.reasons) != decided
+
+
+def test_a_claim_holds_only_where_all_its_columns_do() -> None:
+    values = TableValues({"a": {"x": 1.0, "y": 0.0}, "b": {"x": 0.0, "y": 1.0}}, {"a": 1, "b": 1, "c": 1})
+    for columns, expected in ((["a"], True), (["a", "c"], None), (["a", "b", "c"], False), (["c"], None)):
+        assert judge(Claim("", "better('x', 'y', column)", columns), values).holds is expected
+
+
+def test_rows_that_differ_by_rounding_share_a_rank() -> None:
+    values = TableValues({"a": {"x": 0.075, "y": 0.07500000000000001, "z": 0.07}}, {"a": 1})
+    assert [int(values.rank(row, "a")[0]) for row in "xyz"] == [1, 1, 3]
+    assert not values.better("y", "x", "a")[0]

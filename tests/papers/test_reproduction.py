@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterator
@@ -11,15 +12,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 from tests.families import few
 from tests.papers.miniatures import DEPTH, certain, make_data, stand_in
 
 from vitrail.bench.store import Store
+from vitrail.cli.reproduce import show_result
 from vitrail.data.names import data_name
 from vitrail.methods import vit_cx
 from vitrail.papers import catalogue as papers
 from vitrail.papers.catalogue import LAYER, PaperTarget, targets
 from vitrail.papers.cells import PaperCell, identity, metric_identity
+from vitrail.papers.claims import MISSING
 from vitrail.papers.figures import _summary
 from vitrail.papers.metrics import paper_metrics
 from vitrail.papers.reproduction import Reproduction, reproduce
@@ -192,7 +196,35 @@ def test_a_complete_specification_replaces_data_and_a_name_replaces_models(tmp_p
     assert not result.failed
     assert "readout" not in "".join(cell.method for cell in result.cells), "the paper's parameter is for its own model"
     assert any("measured on scenes" in note for note in result.notes)
-    assert all(verdict.decided for verdict in result.verdicts)
+    headings = ["scenes del. accuracy", "scenes del. AOPC", "scenes ins. accuracy", "scenes ins. AOPC"]
+    assert list(result.headings.values()) == headings, "the paper's model was not measured"
+    with Console(width=200, record=True, file=io.StringIO()) as console:
+        show_result(result, console)
+    printed = console.export_text()
+    assert headings[0] in printed
+    assert "EVA-L del. accuracy" not in printed
+    assert not any(verdict.decided for verdict in result.verdicts), "three images decide nothing"
+    assert {line[0] for line in printed.splitlines() if "undecided" in line} == {"?"}
+    assert "a cell has fewer than 6 images" in printed
+
+
+def test_claims_are_decided_by_enough_images(tmp_path: Path) -> None:
+    options = {"images": 8, "out": tmp_path, "quick": True}
+    result = reproduce("tis-table4", {"imagenet": "scenes:8"}, "scenes", **options)  # type: ignore[arg-type]
+    cells = [cell for cell in result.cells if cell.n]
+    assert all(len(cell.draws) == 2000 and cell.low <= cell.measured <= cell.high for cell in cells)
+    assert all(MISSING not in verdict.reasons.values() for verdict in result.verdicts if "DeiT-B" in verdict.tests)
+
+
+def test_a_figure_names_the_model_that_was_measured() -> None:
+    target = targets()["libragrad-table1"]
+    paper = next(iter(target.models.values())).name
+    for model, expected in (("scenes", "scenes"), (paper, "ViT-B")):
+        cells = [
+            PaperCell("GenAtt", column.label, model, "d", "label", "gen_att", "x", 0.5, 0.4, 0.6, 9, None)
+            for column in target.columns
+        ]
+        assert _summary(target, {(cell.row, cell.column): cell for cell in cells}).results.settings[0].label == expected
 
 
 def test_a_method_that_cannot_explain_another_model_leaves_a_reason(data: dict[str, str], tmp_path: Path) -> None:

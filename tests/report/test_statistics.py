@@ -19,6 +19,7 @@ from vitrail.report.statistics import (
     agreement_by_image,
     agreement_of_means,
     compare,
+    levels,
 )
 
 
@@ -116,6 +117,28 @@ def test_equal_methods_share_the_first_place() -> None:
     assert [cell.rank for cell in cells] == [1, 1, 4, 3]
     assert not any(cell.second for cell in cells)
     assert [cell.tied for cell in cells] == [False] * 4
+
+
+def test_means_that_differ_by_rounding_are_equal() -> None:
+    assert levels(0.075 + np.array([0.0, 1e-17, 1e-9, 1e-3])).tolist() == [0, 0, 0, 1]
+    assert levels(np.array([[2.0, np.nan, 1.0, np.inf, 1.0 + 1e-16]])).tolist()[0][2:] == [0, 2, 0]
+    cells = compare(Sample(np.tile([0.075, 0.07500000000000001, 0.07], (8, 1))), 1)
+    assert [cell.rank for cell in cells] == [1, 1, 3]
+    assert [cell.leads for cell in cells] == [True, True, False]
+    rounded = agreement_of_means(np.array([[0.1, 1.0], [0.1 + 1e-17, 1.0], [0.1 - 1e-16, 1.0], [0.2, 2.0]]), [1, 1])
+    assert rounded[0, 1] == 1
+
+
+def test_methods_lead_only_where_another_is_significantly_worse() -> None:
+    ease = np.random.default_rng(0).normal(size=(40, 1))
+    noise = 0.2 * np.random.default_rng(1).normal(size=(40, 3))
+    for shifts, leading in (([0, 0, 0], 0), ([1, 1, 0], 2), ([1, 0.5, 0], 1)):
+        cells = compare(Sample(ease + noise + np.array(shifts)), 1)
+        assert sum(cell.leads for cell in cells) == leading
+        assert all(cell.best or cell.tied for cell in cells if cell.leads)
+        assert sum(cell.second for cell in cells) == (leading == 1)
+        few = compare(Sample((ease + noise + np.array(shifts))[: FEWEST_PAIRS - 1]), 1)
+        assert not any(cell.leads or cell.second for cell in few)
 
 
 def test_less_may_be_better() -> None:

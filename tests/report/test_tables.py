@@ -17,13 +17,16 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from tests.report.run_folders import START, Made, frame_of
+from typer.testing import CliRunner
 
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import run as bench
 from vitrail.bench.store import Store
+from vitrail.cli.program import app
 from vitrail.cli.report import run
 from vitrail.errors import VitrailError
-from vitrail.report import figures, tables
+from vitrail.methods.registry import METHODS
+from vitrail.report import figures, html, tables
 from vitrail.report.report import FORMATS, report
 from vitrail.report.results import normal_call, read_results
 from vitrail.report.summary import Summary, format_number, summarise_results
@@ -59,8 +62,9 @@ def test_wide_csv_has_one_line_per_method_in_the_order_of_the_plan(folder: Path)
     assert found["seconds per image"].notna().all()
 
 
-def test_markdown_marks_best_second_and_ties(folder: Path) -> None:
-    text = tables.markdown(summary_of(folder))
+def test_markdown_marks_leaders_second_and_ties(tmp_path: Path) -> None:
+    made = Made(quality={"decompx.skipplus": 0.8, "rollout": 0.75, "grad_cam": 0.5, "random": 0.1})
+    text = tables.markdown(summary_of(made.write(tmp_path / "tied")))
     lines = {
         line.split("|")[1].strip(" `"): line.split("|")[2:-1] for line in text.splitlines() if line.startswith("| `")
     }
@@ -68,11 +72,15 @@ def test_markdown_marks_best_second_and_ties(folder: Path) -> None:
     assert "insertion(steps=8) ↑" in header
     assert "deletion(steps=8) ↓" in header
     assert lines["decompx.skipplus"][0].strip().startswith("**0.")
-    assert re.search(r"<ins>0\.\d+</ins> \[0\.\d+, 0\.\d+\]", lines["rollout"][0])
+    assert re.search(r"\*\*0\.\d+\*\* \[0\.\d+, 0\.\d+\] ≈", lines["rollout"][0])
     assert "≈" not in lines["random"][0]
     assert lines["random"][3].strip() == "–"
     assert "24 images of folder:photos" in text
     assert "/somewhere" not in text  # a report is sent to others
+    apart = Made(quality={"decompx.skipplus": 0.8, "rollout": 0.6, "grad_cam": 0.5})
+    text = tables.markdown(summary_of(apart.write(tmp_path / "apart")))
+    row = next(line for line in text.splitlines() if line.startswith("| `rollout"))
+    assert re.search(r"<ins>0\.\d+</ins> \[0\.\d+, 0\.\d+\]", row)
 
 
 def test_methods_that_cannot_be_told_apart_are_marked(tmp_path: Path) -> None:
@@ -83,6 +91,23 @@ def test_methods_that_cannot_be_told_apart_are_marked(tmp_path: Path) -> None:
     assert first.tied != second.tied
     assert last.p < 0.05
     assert not last.tied
+
+
+def test_few_images_have_nothing_bold_and_say_why(tmp_path: Path) -> None:
+    summary = summary_of(Made(images=3).write(tmp_path / "few"))
+    text, latex = tables.markdown(summary), tables.latex(summary)
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert not any("**" in row or "<ins>" in row for row in rows)
+    assert "Nothing is bold where fewer than 6 images were measured: insertion(steps=8), deletion(steps=8)" in text
+    assert r"\textbf" not in latex
+    assert {figures._shade(cell) for row in summary.cells[0] for cell in row[:2]} == {figures.UNTESTED}
+
+
+def test_equal_methods_have_nothing_bold_and_say_why(tmp_path: Path) -> None:
+    made = Made(quality={"rollout": 0.7, "grad_cam": 0.7}, noise=0.2, metrics=("insertion(steps=8)",))
+    text = tables.markdown(summary_of(made.write(tmp_path / "run")))
+    assert not any("**" in line for line in text.splitlines() if line.startswith("| `"))
+    assert "Nothing is bold where no method is significantly worse than the best: insertion(steps=8)." in text
 
 
 def test_latex_has_as_many_cells_as_columns(folder: Path, tmp_path: Path) -> None:
@@ -135,6 +160,56 @@ def test_both_kinds_of_class_are_two_settings(folder: Path) -> None:
     assert [one.label for one in summary_of(folder).results.settings] == ["predicted", "label"]
 
 
+def test_methods_and_metrics_that_are_not_in_the_plan_are_left_out(folder: Path) -> None:
+    rows = Made(quality={"tis": 0.9}, metrics=("insertion(steps=8)",)).rows()
+    rows += Made(quality={"rollout": 0.9}, metrics=("aopc", "insertion(steps=4)")).rows()
+    Store(folder).add_rows([{**row, "key": f"stale-{place}"} for place, row in enumerate(rows)])
+    planned = summary_of(folder)
+    assert planned.results.methods == list(Made().quality)
+    assert [column.call for column in planned.results.metrics] == list(Made().metrics)
+    assert planned.results.stale == 24 * 3
+    assert "72 rows of methods, metrics or versions that are not in the plan are left out" in tables.markdown(planned)
+    everything = summarise_results(read_results([folder], stale=True))
+    assert everything.results.methods == [*Made().quality, "tis (stale)"]
+    titles = [column.title for column in everything.results.metrics]
+    assert titles[len(Made().metrics) :] == ["aopc (stale) ↑", "insertion(steps=4) (stale) ↑"]
+    assert not any("stale" in title for title in titles[: len(Made().metrics)])
+    assert everything.results.stale == 0
+    assert "`tis (stale)`" in tables.markdown(everything)
+    result = CliRunner().invoke(app, ["report", str(folder), "--format", "csv"])
+    assert "72 rows that are not in the plan" in result.output
+    assert "tis" not in (folder / "report" / "results.csv").read_text()
+    CliRunner().invoke(app, ["report", str(folder), "--format", "csv", "--stale"])
+    assert "tis (stale)" in (folder / "report" / "results.csv").read_text()
+    assert "aopc (stale)" in (folder / "report" / "results.csv").read_text()
+    assert "insertion(<wbr>steps=4) (<wbr>stale)" in html.page(everything)
+
+
+def test_rows_of_an_older_version_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Plan([ModelSpec("scenes", {"device": "cpu"})], "scenes:3", ["random", "gen_att"], ["sparseness"],
+                  target="predicted")  # fmt: skip
+    bench(chosen, tmp_path)
+    monkeypatch.setattr(METHODS["random"], "version", 2)
+    older = read_results([tmp_path])
+    assert (older.methods, older.stale) == (["random", "gen_att"], 0), "no rows of the present version yet"
+    bench(replace(chosen, images=1), tmp_path)
+    results = read_results([tmp_path])
+    assert results.stale == len(older.settings[0].images)
+    assert (~np.isnan(results.settings[0].values)).sum(0).ravel().tolist() == [1, results.stale]
+    assert read_results([tmp_path], stale=True).methods == ["random", "gen_att", "random (stale)"]
+
+
+def test_a_method_that_is_not_registered_is_known_by_its_name(tmp_path: Path) -> None:
+    folder = Made(quality={"my_own": 0.5, "random": 0.1}, metrics=("my_metric(a=1)", "insertion(steps=8)"))
+    path = folder.write(tmp_path / "run")
+    Plan([ModelSpec("vit_tiny")], folder.data, ["my_own(a=1)", "random"], ["my_metric", "insertion(steps=8)"]).write(
+        path / "plan.toml"
+    )
+    results = read_results([path])
+    assert (sorted(results.methods), results.stale) == (["my_own", "random"], 0)
+    assert sorted(column.call for column in results.metrics) == ["insertion(steps=8)", "my_metric(a=1)"]
+
+
 def test_protocols_of_one_folder_are_different_metrics(tmp_path: Path) -> None:
     """Each row says by which protocol it was measured; the plan of the last call says nothing about older rows."""
     chosen = Plan([ModelSpec("scenes", {"device": "cpu"})], "scenes:2", ["random"], ["insertion(steps=4)"],
@@ -147,7 +222,8 @@ def test_protocols_of_one_folder_are_different_metrics(tmp_path: Path) -> None:
         "insertion(steps=4)": len(rows) - 1,
         "insertion(steps=4, protocol=tis)": 1,
     }
-    results = read_results([tmp_path])
+    assert [one.call for one in read_results([tmp_path]).metrics] == ["insertion(steps=4, protocol=tis)"]
+    results = read_results([tmp_path], stale=True)
     assert [one.call for one in results.metrics] == ["insertion(steps=4, protocol=tis)", "insertion(steps=4)"]
     (setting,) = results.settings
     for k, column in enumerate(results.metrics):
@@ -167,7 +243,7 @@ def test_combined_metrics_are_no_means_of_values(folder: Path) -> None:
     for row in rows:
         row["parts"], row["key"] = (draw.random(4) * 100).tolist(), "iou" + row["key"]
     Store(folder).add_rows(rows)
-    summary = summary_of(folder)
+    summary = summarise_results(read_results([folder], stale=True))
     place = [one.call for one in summary.results.metrics].index("mean_iou")
     from vitrail.metrics.statistics import summarise
 
@@ -335,7 +411,7 @@ def test_numbers(value: float, decimals: int | None, text: str) -> None:
 def test_params_of_rows_are_sorted_calls(folder: Path) -> None:
     row = {**Made().rows()[0], "key": "new", "method": "rise", "params": json.dumps({"masks": 8, "seed": 1})}
     Store(folder).add_rows([row])
-    assert "rise(masks=8, seed=1)" in read_results([folder]).methods
+    assert "rise(masks=8, seed=1) (stale)" in read_results([folder], stale=True).methods
 
 
 def test_titles_of_bars_keep_their_arrow_and_leave_their_neighbour_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -186,7 +187,7 @@ class ModelRun:
             if self._is_affordable(method, metric)
             for kind in self.explained
         ]
-        self.written = time.monotonic()
+        self.written = -math.inf  # the first results are written at once
 
     def check_metrics(self) -> None:
         """Refuses a metric that applies to none of the first images, as ``evaluate`` does.
@@ -246,7 +247,7 @@ class ModelRun:
                         self.outcome.known += 1
                 for pairs, group in list(waiting.items()):
                     if len(group) == self.batch_size or count == len(positions):
-                        self._measure(waiting.pop(pairs), pairs)
+                        self._measure(waiting.pop(pairs), pairs, count - 1, len(positions))
                 self._report(count, len(positions))
         finally:
             self._flush()
@@ -275,12 +276,11 @@ class ModelRun:
         self.outcome.first_error = self.outcome.first_error or reason
         return False
 
-    def _measure(self, group: list[tuple[Example, str]], pairs: tuple[Pair, ...]) -> None:
-        """Adds all rows of a batch of images together."""
+    def _measure(self, group: list[tuple[Example, str]], pairs: tuple[Pair, ...], done: int, total: int) -> None:
+        """Adds the rows of a batch of images, method by method; ``done`` images of ``total`` came before."""
         examples = [example for example, _ in group]
         digests = {id(example): digest for example, digest in group}
-        rows: list[dict[str, Any]] = []
-        sights = dict[int, Sight]()
+        kept: set[str] = set()
         if self.view.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.view.device)
         for kind in self.explained:
@@ -289,43 +289,62 @@ class ModelRun:
                 if explained == kind:
                     calls.setdefault(method, []).append(metric)
             tasks = [Task(self.methods[call], [self.metrics[name] for name in names]) for call, names in calls.items()]
-            for result in self._attempt(examples, tasks, kind):
-                if isinstance(result, Failure):
-                    example, results = result.example, _failed_rows(result)
-                else:
-                    example, results = result.sight.example, self._rows(result)
-                    sights[id(example)] = result.sight
-                digest = digests[id(example)]
-                for row in results:
-                    key = self._key(digest, (result.method.call, row["metric"], kind))
-                    rows.append({**row, "key": key, "image_hash": digest})
-        self._add(rows)
+            tasks.sort(key=lambda task: sum(task.method.passes()))  # cheap methods are safe before costly ones start
+            for results in self._attempt(examples, tasks, kind):
+                for result in results:
+                    if isinstance(result, Finding) and self.plan.maps:
+                        self._keep(result, kept)
+                self._add([row for result in results for row in self._rows(result, digests)])
+                self._report(done, total)
         self.outcome.images += len(group)
-        if self.plan.maps:
-            self.buffer.add_pictures(
-                [self._picture(sights[id(example)]) for example in examples if id(example) in sights]
-            )
 
-    def _attempt(self, examples: Sequence[Example], tasks: Sequence[Task], kind: Explained) -> list[Finding | Failure]:
-        """The results of a batch; images that fail as a batch are tried alone."""
+    def _attempt(
+        self, examples: Sequence[Example], tasks: Sequence[Task], kind: Explained
+    ) -> Iterator[list[Finding | Failure]]:
+        """The results of a batch, as they come; images that fail as a batch are tried alone."""
         chunk_size = FIXED_CHUNK if self.plan.deterministic else None
+        measured: set[tuple[str, str]] = set()
         try:
-            return Evaluation(self.view, tasks, (kind,), self.remap, chunk_size, self.traces).attempt(examples)
+            evaluation = Evaluation(self.view, tasks, (kind,), self.remap, chunk_size, self.traces)
+            for results in evaluation.attempt(examples):
+                measured |= {(result.method.call, metric.call) for result in results for metric in result.metrics}
+                yield results
         except Exception as error:  # of the images or the model itself, not of a method
+            rest = [
+                Task(
+                    task.method, [metric for metric in task.metrics if (task.method.call, metric.call) not in measured]
+                )
+                for task in tasks
+            ]
+            rest = [task for task in rest if task.metrics]
             if len(examples) > 1:
-                return [result for example in examples for result in self._attempt([example], tasks, kind)]
-            return [Failure(examples[0], task.method, task.metrics, kind, error) for task in tasks]
+                for example in examples:
+                    yield from self._attempt([example], rest, kind)
+            else:
+                yield [Failure(examples[0], task.method, task.metrics, kind, error) for task in rest]
 
-    def _rows(self, finding: Finding) -> Iterator[dict[str, Any]]:
-        if self.plan.maps:
-            values = finding.map.float()
-            if tuple(values.shape) != self.view.cells:
-                values = F.adaptive_avg_pool2d(values[None, None], self.view.cells)[0, 0]
-            largest = values.abs().max()  # scaled to 1: small values would underflow in fp16
-            name = f"{self.name}|{finding.sight.example.id}|{finding.method.call}|{finding.explained}"
-            self.buffer.add_maps({name: values / largest if largest > 0 else values})
-        for row in finding.rows():
-            yield {**row, "label": finding.sight.label}
+    def _rows(self, result: Finding | Failure, digests: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+        """The rows of a result, with their keys."""
+        common: dict[str, Any] = {"image_hash": digests[id(result.example)]}
+        if isinstance(result, Finding):
+            common["label"] = result.sight.label
+        for row in result.rows() if isinstance(result, Finding) else _failed_rows(result):
+            pair = (result.method.call, row["metric"], result.explained)
+            yield {**row, **common, "key": self._key(common["image_hash"], pair)}
+
+    def _keep(self, finding: Finding, kept: set[str]) -> None:
+        """Keeps a map, and the picture of its image, unless they are ``kept`` already."""
+        name = f"{self.name}|{finding.example.id}|{finding.method.call}|{finding.explained}"
+        if name in kept:
+            return
+        values = finding.map.float()
+        if tuple(values.shape) != self.view.cells:
+            values = F.adaptive_avg_pool2d(values[None, None], self.view.cells)[0, 0]
+        largest = values.abs().max()  # scaled to 1: small values would underflow in fp16
+        self.buffer.add_maps({name: values / largest if largest > 0 else values})
+        if finding.example.id not in kept:
+            self.buffer.add_pictures([self._picture(finding.sight)])
+        kept |= {name, finding.example.id}
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         """Stores rows, counts them, and keeps them for the next step."""
@@ -382,11 +401,8 @@ class ModelRun:
 
     def _key(self, image_digest: str, pair: Pair) -> str:
         method, metric = self.methods[pair[0]], self.metrics[pair[1]]
-        calls: list[Any] = [
-            [method.info.name, method.version, method.params],
-            [metric.info.name, metric.version, metric.params],
-        ]
-        return _hash(image_digest, self.model_hash, json.dumps([*calls, pair[2]], sort_keys=True, default=str))
+        asked = (method.info.name, method.version, method.params), (metric.info.name, metric.version, metric.params)
+        return row_key(image_digest, self.model_hash, work_of(*asked, pair[2]))
 
 
 def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
@@ -396,6 +412,19 @@ def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
         with suppress(VitrailError):
             specs += method.needs()
     return specs
+
+
+Versioned = tuple[str, int, Mapping[str, Any]]  # name, version and parameters of a method or metric
+
+
+def work_of(method: Versioned, metric: Versioned, explained: str) -> str:
+    """What is done with an image, as text."""
+    return json.dumps([method, metric, explained], sort_keys=True, default=str)
+
+
+def row_key(image_digest: str, model_hash: str, work: str) -> str:
+    """The key of a row: equal keys are the same work."""
+    return _hash(image_digest, model_hash, work)
 
 
 def _failed_rows(failure: Failure) -> Iterator[dict[str, Any]]:

@@ -19,18 +19,21 @@ def report(
         list[str] | None,
         typer.Option("--format", help="html, md, tex, csv, pdf, png, svg, comma-separated or repeated; default: all."),
     ] = None,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Include methods, metrics and versions that are not in the plan, marked.")
+    ] = False,
 ) -> None:
     """Write tables, figures and an HTML page from benchmark runs."""
-    run(runs, out, comma_separated(formats))
+    run(runs, out, comma_separated(formats), stale)
 
 
-def run(folders: list[Path], out: Path | None, formats: list[str]) -> list[Path]:
+def run(folders: list[Path], out: Path | None, formats: list[str], stale: bool = False) -> list[Path]:
     """Writes the report and prints a summary; returns the files written."""
     from vitrail.report.report import report as write_report
     from vitrail.report.tables import error_count
 
     console = Console(highlight=False)
-    summary, paths = write_report(folders, out, formats)
+    summary, paths = write_report(folders, out, formats, stale)
     results = summary.results
     for index, setting in enumerate(results.settings):
         name = f"{setting.label}: " if setting.label else ""
@@ -40,6 +43,8 @@ def run(folders: list[Path], out: Path | None, formats: list[str]) -> list[Path]
     unmeasured = [metric.call for column, metric in enumerate(results.metrics) if column not in summary.columns]
     if unmeasured:
         console.print(f"[yellow]No image could be measured by {escape(', '.join(unmeasured))}[/]")
+    if results.stale:
+        console.print(f"{results.stale} rows that are not in the plan are left out; --stale shows them")
     if error_count(summary):
         console.print(f"[yellow]{error_count(summary)} errors[/], listed in the report")
     for path in sorted(paths, key=lambda path: path.suffix != ".html"):

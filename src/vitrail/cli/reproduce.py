@@ -154,7 +154,7 @@ class Bar:
         self.bar: Any = None
 
     def see(self, step: Step) -> None:
-        if self.bar is None or step.done <= self.bar.n:
+        if self.bar is None or step.done < self.bar.n or self.bar.n == self.bar.total:
             self.bar = counted(step.total, step.model, "image")
         self.bar.update(step.done - self.bar.n)
         if step.done == step.total:
@@ -193,7 +193,7 @@ def draw(result: Reproduction, width: int) -> Iterator[Table]:
         table = Table(box=None, header_style="dim", pad_edge=False)
         table.add_column("", no_wrap=True)
         for label in columns:
-            table.add_column(escape(label) + ARROWS[result.directions[label]], justify="right")
+            table.add_column(escape(result.headings[label]) + ARROWS[result.directions[label]], justify="right")
         for row in result.rows():
             if any(row in texts[label] for label in columns):
                 table.add_row(escape(row), *(texts[label].get(row, "") for label in columns))
@@ -223,11 +223,14 @@ def as_text(cell: PaperCell, digits: int) -> str:
 
 
 def _judged(verdict: Verdict) -> str:
-    text, decided = escape(verdict.claim.text), verdict.decided
-    if verdict.holds is None:
-        return f"? {text} [dim](undecided: cells are missing)[/]"
+    text, columns = escape(verdict.claim.text), [column for column in verdict.tests if column]
+    holding = f"holds in {sum(verdict.decided)} of {len(columns)} columns"
     if verdict.holds:
         return f"[green]✓[/] {text}"
-    wrong = [column for column, held in verdict.tests.items() if held is False and column]
-    where = f" ({sum(decided)} of {len(decided)} columns; not {', '.join(wrong)})" if wrong else ""
+    if verdict.holds is None:
+        reasons = ", or ".join(dict.fromkeys(verdict.reasons.values()))
+        where = f"; {holding}" if verdict.decided else ""
+        return f"? {text} [dim](undecided: {escape(reasons + where)})[/]"
+    wrong = [column for column, outcome in verdict.tests.items() if outcome is False and column]
+    where = f" ({holding}; not in {', '.join(wrong)})" if wrong else ""
     return f"[red]✗[/] {text}[dim]{escape(where)}[/]"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
@@ -46,6 +46,7 @@ CPU_CHUNK, CPU_TOKENS, CPU_GRADIENTS = 64, 3200, 8
 WIDEST = 14
 # Bytes that one chunk may hold: more does not make a GPU faster.
 MOST_BYTES = 16 * 2**30
+SHARED = (Traced, Logits, Tokens)  # requests that jobs may have in common
 
 T = TypeVar("T")
 
@@ -61,9 +62,9 @@ class Job(Generic[T]):
     seconds: float = 0.0
     error: Exception | None = None
     _result: T | None = None
-    _requests: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     _several: bool = False
-    _answers: dict[int, Any] = field(default_factory=dict)  # by place in _requests
+    _answers: dict[int, Any] = field(default_factory=dict)  # by place in requests
 
     @property
     def result(self) -> T:
@@ -85,17 +86,17 @@ class Job(Generic[T]):
             return False
         finally:
             self.seconds += time.perf_counter() - begin
-        self._requests, self._several, self._answers = as_list(item), isinstance(item, list), {}
+        self.requests, self._several, self._answers = as_list(item), isinstance(item, list), {}
         return True
 
     @property
     def open(self) -> list[tuple[int, Request]]:
         """The requests that have no answer yet."""
-        return [(place, request) for place, request in enumerate(self._requests) if place not in self._answers]
+        return [(place, request) for place, request in enumerate(self.requests) if place not in self._answers]
 
     @property
     def answers(self) -> Any:
-        ordered = [self._answers[place] for place in range(len(self._requests))]
+        ordered = [self._answers[place] for place in range(len(self.requests))]
         return ordered if self._several else ordered[0]
 
 
@@ -126,31 +127,48 @@ class Scheduler:
 
     def run_jobs(self, jobs: Sequence[Job[Any]], isolated: bool = True) -> None:
         """Runs jobs side by side. If ``isolated``, a job that fails keeps its error and the others go on."""
+        for _ in self._run(jobs, isolated, apart=False):
+            pass
+
+    def finished(self, jobs: Sequence[Job[Any]], isolated: bool = True) -> Iterator[Job[Any]]:
+        """As ``run_jobs``, but yields each job as soon as it ends.
+
+        Jobs share traces, logits and tokens; variants and gradients are answered job by job, so that the first results
+        do not wait for the last, and the chunks of a job do not depend on what other jobs there are.
+        """
+        return self._run(jobs, isolated, apart=True)
+
+    def _run(self, jobs: Sequence[Job[Any]], isolated: bool, apart: bool) -> Iterator[Job[Any]]:
         with own_modes():
             waiting = self._advance([(job, None) for job in jobs], isolated)
+            yield from (job for job in jobs if job not in waiting)
             while waiting:
-                self._answer_next(waiting, isolated)
-                ready = [job for job in waiting if not job.open and job.error is None]
-                idle = [job for job in waiting if job.open and job.error is None]
+                shared = any(isinstance(request, SHARED) for job in waiting for _, request in job.open)
+                if not shared and not waiting[0].requests:  # it asked for nothing: it works on its own
+                    ready = waiting[:1]
+                else:
+                    self._answer_next(waiting, isolated, apart)
+                    ready = [job for job in waiting if job.requests and not job.open and job.error is None]
                 asking = self._advance([(job, job.answers) for job in ready], isolated)
-                waiting = [job for job in waiting if job in idle or job in asking]
+                ended = [job for job in waiting if job.error is not None or (job in ready and job not in asking)]
+                waiting = [job for job in waiting if job not in ended]
+                yield from ended
 
     def _advance(self, jobs: Sequence[tuple[Job[Any], Any]], isolated: bool) -> list[Job[Any]]:
+        """Sends each job its answers; those that ask for more."""
         asking = []
         for job, answers in jobs:
-            while job.advance(answers):
-                if job.open:
-                    asking.append(job)
-                    break
-                answers = job.answers  # it asked for an empty list
-            if job.error is not None and not isolated:
+            if job.advance(answers):
+                asking.append(job)
+            elif job.error is not None and not isolated:
                 raise job.error
         return asking
 
-    def _answer_next(self, jobs: Sequence[Job[Any]], isolated: bool) -> None:
-        """Answers one group of requests: a trace, else logits, tokens or gradients, else all variants together.
+    def _answer_next(self, jobs: Sequence[Job[Any]], isolated: bool, apart: bool) -> None:
+        """Answers one group of requests: a trace, else logits or tokens, else gradients or variants.
 
-        A trace goes to its jobs before the next is made, so that few are held at a time.
+        A trace goes to its jobs before the next is made, so that few are held at a time. Gradients and variants are
+        those of all jobs together, or of the first that has any where jobs are kept ``apart``.
         """
         requests: list[Waiting] = [(job, place, request) for job in jobs for place, request in job.open]
         self._parts = {}  # weights may have changed since the last answer
@@ -165,10 +183,10 @@ class Scheduler:
             self._try(self._logits, [item for item in logits if item[2].batch is logits[0][2].batch], isolated)
         elif tokens := [item for item in requests if isinstance(item[2], Tokens)]:
             self._try(self._tokens, [item for item in tokens if item[2].batch is tokens[0][2].batch], isolated)
-        elif gradients := [item for item in requests if isinstance(item[2], PixelGradients)]:
-            self._try(self._gradients, gradients, isolated)
         else:
-            self._try(self._variants, requests, isolated)
+            selected = [item for item in requests if not apart or item[0] is requests[0][0]]
+            gradients = [item for item in selected if isinstance(item[2], PixelGradients)]
+            self._try(*((self._gradients, gradients) if gradients else (self._variants, selected)), isolated)
 
     def _try(self, answer: Callable[[list[Waiting]], None], items: list[Waiting], isolated: bool) -> None:
         """Answers a group; if that fails, each job on its own, so that it fails alone."""

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from vitrail.calls import check_known, protocols_of, split_call
-from vitrail.engine.requests import Asking, Batch, resolved
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, TokenMethod, refuse_unsupported
 from vitrail.models.view import View
 from vitrail.registry import Registry, first_line, matching
-from vitrail.targets import Target, on_device
 
 MODULES = (
     "attention",
@@ -249,9 +247,8 @@ class FunctionMethod(Method):
     def params(self) -> dict[str, Any]:
         return dict(self.values)
 
-    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
-        if target.against is not None:
+    def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
+        if against is not None:
             raise VitrailError(f"{self.info.name} does not take against=.")
-        classes = on_device((yield from resolved(batch, target)), batch.images.device).index
         with torch.enable_grad():
-            return Attribution(self.factory.function(self.model, batch.images, classes, **self.values))
+            return Attribution(self.factory.function(self.model, images, target, **self.values))

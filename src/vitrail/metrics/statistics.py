@@ -83,17 +83,25 @@ def summarise(rows: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> 
 
 def mean_with_interval(rows: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float, float]:
     """(mean, low, high) of the rows of one metric, all with a value; NaN where there are none."""
+    if rows.empty:
+        return float("nan"), float("nan"), float("nan")
+    numbers, combine = numbers_of(rows)
+    return combined(numbers, combine), *interval(numbers, combine, resamples, seed)
+
+
+def numbers_of(rows: pd.DataFrame) -> tuple[Floats, Combine | None]:
+    """The values (n,) of the rows of one metric, or their parts (n, k) and what combines them."""
     from vitrail.calls import split_call
     from vitrail.metrics.base import get_metric
 
-    if rows.empty:
-        return float("nan"), float("nan"), float("nan")
     if "parts" in rows and rows["parts"].notna().all():
-        combine = get_metric(split_call(str(rows["metric"].iloc[0]))[0]).combine
-        parts = stacked(rows["parts"])
-        return float(combine(torch.from_numpy(parts))), *interval(parts, combine, resamples, seed)
-    values = rows["value"].to_numpy(dtype=np.float64)
-    return float(values.mean()), *interval(values, None, resamples, seed)
+        return stacked(rows["parts"]), get_metric(split_call(str(rows["metric"].iloc[0]))[0]).combine
+    return rows["value"].to_numpy(dtype=np.float64), None
+
+
+def combined(numbers: Floats, combine: Combine | None) -> float:
+    """The mean of values (n,), or ``combine`` of parts (n, k)."""
+    return float(numbers.mean() if combine is None else combine(torch.tensor(numbers)))
 
 
 def stacked(lists: pd.Series[Any]) -> Floats:

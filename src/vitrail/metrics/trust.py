@@ -53,7 +53,8 @@ class Trust:
         low, high = self.interval
         text = (
             f"{self.score:.2f} – removing the top {REMOVED:.0%} of patches takes {name} from {before} to {top}, a "
-            f"random {REMOVED:.0%} to {random}; agreement with {SUBSETS} subsets {self.agreement:.2f} [{low:.2f}, {high:.2f}]"
+            f"random {REMOVED:.0%} to {random}; agreement with {SUBSETS} subsets {self.agreement:.2f} "
+            f"[{low:.2f}, {high:.2f}]"
         ).replace("-", "−")
         return text if self.patch_share is None else f"{text}; {self.patch_share:.0%} of the score is on patches"
 

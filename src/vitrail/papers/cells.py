@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.metrics.base import build_metric
-from vitrail.metrics.statistics import Floats, interval, mean_with_interval, stacked
+from vitrail.metrics.statistics import PERCENTILES, Floats, combined, numbers_of, resampled, stacked
 from vitrail.papers.catalogue import PaperColumn, PaperTarget
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ class CellSpec:
 
 @dataclass(frozen=True)
 class PaperCell:
-    """A measured cell beside the published one; ``keys`` identify the stored rows it was computed from."""
+    """A measured cell beside the published one.
+
+    ``keys`` identify the stored rows it was computed from; ``draws`` are its values over resampled images.
+    """
 
     row: str
     column: str
@@ -50,14 +54,15 @@ class PaperCell:
     doubt: str = ""
     error: str = ""
     keys: tuple[str, ...] = ()
+    draws: Floats = field(default_factory=lambda: np.empty(0), repr=False, compare=False)
 
     @property
     def difference(self) -> float | None:
         return None if self.published is None else self.measured - self.published
 
     def as_dict(self) -> dict[str, Any]:
-        """For tables; without the keys."""
-        values = {name: value for name, value in asdict(self).items() if name != "keys"}
+        """For tables; without keys and draws."""
+        values = {name: value for name, value in asdict(self).items() if name not in ("keys", "draws")}
         return {**values, "difference": self.difference}
 
 
@@ -81,8 +86,8 @@ def make_cell(target: PaperTarget, spec: CellSpec, rows: Rows, model: str, data:
     """A cell from the rows of its model, data and class."""
     column = spec.column
     members = rows.select(spec)
-    good = members[members["error"].isna()]
-    measured, low, high, n = aggregate(good, column.reading)
+    good = members[members["error"].isna()].sort_values("image", kind="stable")  # cells are resampled alike
+    measured, low, high, n, draws = aggregate(good, column.reading)
     errors = members["error"].dropna()
     doubt = target.doubt(spec.row, column.label)
     return PaperCell(
@@ -102,6 +107,7 @@ def make_cell(target: PaperTarget, spec: CellSpec, rows: Rows, model: str, data:
         doubt=doubt.note if doubt else "",
         error=str(errors.iloc[0]) if len(errors) else "",
         keys=tuple(good["key"]),
+        draws=draws * column.scale,
     )
 
 
@@ -129,25 +135,32 @@ class Rows:
         return rows[rows["image"].isin(self.wrong)] if column.where == "wrong" else rows
 
 
-def aggregate(rows: pd.DataFrame, reading: str) -> tuple[float, float, float, int]:
-    """Value, interval and number of images; NaN if there are none."""
+def aggregate(rows: pd.DataFrame, reading: str) -> tuple[float, float, float, int, Floats]:
+    """Value, interval, number of images, and the values over resampled images; NaN and empty if there are none.
+
+    Rows of the same images in the same order are resampled alike.
+    """
     known, (name, _, argument) = rows[rows["value"].notna()], reading.partition(":")
-    if known.empty:
-        return math.nan, math.nan, math.nan, 0
-    if name == "mean":
-        return *mean_with_interval(known), len(known)
-    if name in ("deviation", "seconds_deviation"):
-        values = known["value" if name == "deviation" else "seconds"].to_numpy(np.float64)
-        return float(values.std(ddof=int(len(values) > 1))), math.nan, math.nan, len(values)
-    if name not in READINGS:
-        raise VitrailError(f"there is no reading {reading!r}: expected mean, deviation, {', '.join(READINGS)}.")
-    numbers = READINGS[name](known, argument)
+    if name not in ("mean", *READINGS):
+        raise VitrailError(f"there is no reading {reading!r}: expected mean, {', '.join(READINGS)}.")
+    numbers, combine = np.empty(0), None
+    if not known.empty:
+        numbers, combine = numbers_of(known) if name == "mean" else (READINGS[name](known, argument), None)
     if not len(numbers):
-        return math.nan, math.nan, math.nan, 0
-    return float(numbers.mean()), *interval(numbers), len(numbers)
+        return math.nan, math.nan, math.nan, 0, np.empty(0)
+    if name in DEVIATIONS:
+        numbers, combine = numbers[:, None], _deviation
+    draws = resampled(numbers, combine)
+    low, high = np.percentile(draws, PERCENTILES)
+    return combined(numbers, combine), float(low), float(high), len(numbers), draws
 
 
-def _values(rows: pd.DataFrame) -> Floats:
+def _deviation(numbers: Tensor) -> Tensor:
+    """(…, n, 1) → (…,): the standard deviation."""
+    return numbers.squeeze(-1).std(-1, correction=int(numbers.shape[-2] > 1))
+
+
+def _values(rows: pd.DataFrame, argument: str = "") -> Floats:
     return rows["value"].to_numpy(np.float64)
 
 
@@ -166,8 +179,11 @@ def _tail(rows: pd.DataFrame, argument: str) -> Floats:
     return shares[:, round(float(argument) * shares.shape[1]) :].sum(1)
 
 
-# One number per image; the cell is their mean. The variance is the second part of a row.
+# One number per image; the cell is their mean, or their deviation. The variance is the second part of a row.
+DEVIATIONS = ("deviation", "seconds_deviation")
 READINGS: dict[str, Callable[[pd.DataFrame, str], Floats]] = {
+    "deviation": _values,
+    "seconds_deviation": lambda rows, _: rows["seconds"].to_numpy(np.float64),
     "point": _point,
     "tail": _tail,
     "share_above": lambda rows, threshold: (_values(rows) > float(threshold)).astype(np.float64),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,8 +13,12 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import VitrailError
-from vitrail.metrics.statistics import rank_correlations
+from vitrail.metrics.statistics import Floats, rank_correlations
 from vitrail.papers.catalogue import Claim
+from vitrail.report.statistics import FEWEST_PAIRS, LEVEL, levels
+
+MISSING = f"a cell has fewer than {FEWEST_PAIRS} images"
+UNCERTAIN = "the 95 % interval includes the opposite"
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -33,49 +38,59 @@ class UnknownCellError(Exception):
 
 @dataclass(frozen=True)
 class TableValues:
-    """The cells of a table, column → row → value, and the direction of each column (1, −1, 0)."""
+    """The cells of a table, column → row → value, and the direction of each column (1, −1, 0).
 
-    cells: Mapping[str, Mapping[str, float]]
+    A value is a number, or an array: the number, then that over each resample of the images. What is computed from
+    arrays is an array likewise.
+    """
+
+    cells: Mapping[str, Mapping[str, float | Floats]]
     directions: Mapping[str, int]
 
-    def cell(self, row: str, column: str) -> float:
+    def cell(self, row: str, column: str) -> Floats:
         try:
-            return self.cells[column][row]
+            return np.atleast_1d(np.asarray(self.cells[column][row], dtype=np.float64))
         except KeyError:
             raise UnknownCellError from None
 
-    def rank(self, row: str, column: str) -> int:
+    def rank(self, row: str, column: str) -> Any:
         """1 = best; equal rows share the better rank."""
-        value, direction = self.cell(row, column), self.directions[column]
-        return 1 + sum((other - value) * direction > 0 for other in self.cells[column].values())
+        level = levels(self._oriented(column, [*self.cells.get(column, ()), row]))
+        return 1 + (level[:, :-1] > level[:, -1:]).sum(-1)
 
-    def gap(self, row: str, column: str) -> float:
+    def gap(self, row: str, column: str) -> Floats:
         """The difference between a row and the best one."""
-        value, direction = self.cell(row, column), self.directions[column]
-        return max((other - value) * direction for other in self.cells[column].values())
+        oriented = self._oriented(column, [*self.cells.get(column, ()), row])
+        difference: Floats = oriented.max(-1) - oriented[:, -1]
+        return difference
 
-    def better(self, row: str, other: str, column: str) -> bool:
-        return (self.cell(row, column) - self.cell(other, column)) * self.directions[column] > 0
+    def better(self, row: str, other: str, column: str) -> Any:
+        level = levels(self._oriented(column, [row, other]))
+        return level[:, 0] > level[:, 1]
 
     def count(self, column: str) -> int:
         """The number of rows with a value."""
         return len(self.cells.get(column, ()))
 
-    def correlation(self, column: str, other: str) -> float:
+    def correlation(self, column: str, other: str) -> Floats:
         """Spearman's ρ over the common rows, each column oriented so that higher is better; 0 if one is constant."""
         rows = [row for row in self.cells.get(column, ()) if row in self.cells.get(other, ())]
         if len(rows) < 3:
             raise UnknownCellError
-        first, second = (np.array([[self.cells[c][row] * self.directions[c] for row in rows]]) for c in (column, other))
-        return float(np.nan_to_num(rank_correlations(first, second)[0]))
+        return np.nan_to_num(rank_correlations(*(levels(self._oriented(label, rows)) for label in (column, other))))
+
+    def _oriented(self, column: str, rows: Sequence[str]) -> Floats:
+        """(1 + resamples, rows): cells of a column, oriented so that higher is better."""
+        return np.stack([self.cell(row, column) for row in rows], axis=-1) * self.directions[column]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a claim: per column (or "" for the whole table) true, false, or None = undecided."""
+    """The outcome of a claim: per column (or "" for the whole table) true, false, or None = undecided, and why."""
 
     claim: Claim
     tests: dict[str, bool | None] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # of what is undecided
 
     @property
     def decided(self) -> list[bool]:
@@ -83,20 +98,31 @@ class Verdict:
 
     @property
     def holds(self) -> bool | None:
-        return all(self.decided) if self.decided else None
+        """False if it fails in any column, true if it holds in all."""
+        if False in self.decided:
+            return False
+        return True if self.decided and len(self.decided) == len(self.tests) else None
 
 
 def judge(claim: Claim, values: TableValues) -> Verdict:
-    """Tests a claim on a table."""
-    columns = [c for c in values.directions if any(fnmatchcase(c, pattern) for pattern in claim.columns)]
-    return Verdict(claim, {column: _test(claim.test, values, column) for column in columns or [""]})
+    """Tests a claim on a table.
 
-
-def _test(text: str, values: TableValues, column: str) -> bool | None:
-    try:
-        return bool(_value(ast.parse(text, mode="eval").body, values, column))
-    except UnknownCellError:
-        return None
+    It is undecided unless at least 97.5 % of the resamples, if there are any, agree with the measured values.
+    """
+    verdict = Verdict(claim)
+    matching = [c for c in values.directions if any(fnmatchcase(c, pattern) for pattern in claim.columns)]
+    for column in matching or [""]:
+        try:
+            outcomes = np.atleast_1d(_value(ast.parse(claim.test, mode="eval").body, values, column)).astype(bool)
+        except UnknownCellError:
+            verdict.tests[column], verdict.reasons[column] = None, MISSING
+            continue
+        agreeing = outcomes[1:] == outcomes[0]
+        if len(agreeing) and agreeing.mean() < 1 - LEVEL / 2:
+            verdict.tests[column], verdict.reasons[column] = None, UNCERTAIN
+        else:
+            verdict.tests[column] = bool(outcomes[0])
+    return verdict
 
 
 def _value(node: ast.AST, values: TableValues, column: str) -> Any:
@@ -117,7 +143,8 @@ def _value(node: ast.AST, values: TableValues, column: str) -> Any:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](*of(left, right))
         case ast.BoolOp(op=op, values=parts):
-            return all(of(*parts)) if isinstance(op, ast.And) else any(of(*parts))
+            both = np.logical_and if isinstance(op, ast.And) else np.logical_or
+            return functools.reduce(both, of(*parts))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](values, *of(*args))
     raise VitrailError(f"a claim cannot be parsed at {ast.unparse(node)!r}.")
@@ -125,7 +152,7 @@ def _value(node: ast.AST, values: TableValues, column: str) -> Any:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(TableValues, name) for name in ("cell", "rank", "gap", "better", "count", "correlation")},
-    "abs": lambda values, number: abs(number),
-    "min": lambda values, *numbers: min(numbers),
-    "max": lambda values, *numbers: max(numbers),
+    "abs": lambda values, number: np.abs(number),
+    "min": lambda values, *numbers: functools.reduce(np.minimum, numbers),
+    "max": lambda values, *numbers: functools.reduce(np.maximum, numbers),
 }

@@ -12,7 +12,7 @@ from vitrail.papers.catalogue import PaperTarget
 from vitrail.papers.cells import PaperCell
 from vitrail.report import figures
 from vitrail.report.results import Column, Results, Setting, as_column
-from vitrail.report.statistics import Cell
+from vitrail.report.statistics import Cell, levels
 from vitrail.report.summary import Summary
 
 Measured = Mapping[tuple[str, str], PaperCell]  # row, column
@@ -38,7 +38,12 @@ def _summary(target: PaperTarget, measured: Measured) -> Summary:
         labels[column.model, axis] = column.label
     rows = list(dict.fromkeys(row for row, _ in measured))
     by_model = [_cells(measured, rows, [labels.get((model, axis)) for axis in axes], axes) for model in target.models]
-    settings = [_setting(model.label, (len(rows), len(axes))) for model in target.models.values()]
+    names = {model: measured[row, label].model for (model, _), label in labels.items() for row in rows
+             if (row, label) in measured}  # fmt: skip
+    settings = [
+        _setting(model.label if names.get(key) in (None, model.name) else names[key], (len(rows), len(axes)))
+        for key, model in target.models.items()
+    ]
     results = Results(settings, rows, list(axes.values()), [], {}, 0)
     return Summary(results, by_model, list(digits.values()), [None] * len(settings))
 
@@ -50,15 +55,16 @@ def _cells(
     for label, axis in zip(labels, axes.values(), strict=True):
         cells = [measured.get((row, label or "")) for row in rows]
         means = [cell.measured if cell is not None and cell.n else math.nan for cell in cells]
-        columns.append([_cell(cell, mean, means, axis.better) for cell, mean in zip(cells, means, strict=True)])
+        level = levels(np.array(means) * axis.better)
+        ranks = [1 + int((level > place).sum()) for place in level]
+        columns.append([_cell(cell, rank) for cell, rank in zip(cells, ranks, strict=True)])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _cell(cell: PaperCell | None, mean: float, means: Sequence[float], better: int) -> Cell:
-    if cell is None or math.isnan(mean):
+def _cell(cell: PaperCell | None, rank: int) -> Cell:
+    if cell is None or not cell.n or math.isnan(cell.measured):
         return Cell(math.nan, math.nan, math.nan, 0)
-    rank = 1 + sum((other - mean) * better > 0 for other in means)
-    return Cell(mean, cell.low, cell.high, cell.n, rank=rank)
+    return Cell(cell.measured, cell.low, cell.high, cell.n, rank=rank)
 
 
 def _setting(label: str, shape: tuple[int, int]) -> Setting:

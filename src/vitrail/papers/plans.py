@@ -14,7 +14,7 @@ from vitrail.data.base import DataSet, read_indices
 from vitrail.data.names import open_data
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
-from vitrail.papers.catalogue import LAYER, PaperData, PaperModel, PaperTarget, requirements
+from vitrail.papers.catalogue import LAYER, PaperColumn, PaperData, PaperModel, PaperTarget, requirements
 from vitrail.papers.cells import CellSpec
 
 
@@ -28,6 +28,14 @@ class Selection:
     replaced: Sequence[str] = ()  # keys of models that are not the paper's
     images: int | None = None
     quick: bool = False
+
+    def heading(self, column: PaperColumn) -> str:
+        """The label of a column, with the name of the model that replaces the paper's."""
+        if column.model not in self.replaced:
+            return column.label
+        label, name = self.target.models[column.model].label, self.models[column.model].name
+        written = next((text for text in (label, label.partition(",")[0]) if text in column.label), "")
+        return column.label.replace(written, name) if written else column.label
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vitrail.bench.run import Loader, ModelRun, Outcome, Step, load_model
 from vitrail.bench.store import Store, environment
 from vitrail.data.base import DataSet, read_indices
 from vitrail.files import write_together
+from vitrail.metrics.statistics import Floats
 from vitrail.models.view import View
 from vitrail.papers.catalogue import PaperTarget, find_target
 from vitrail.papers.cells import PaperCell, Rows, make_cell
@@ -21,6 +24,7 @@ from vitrail.papers.claims import TableValues, Verdict, judge
 from vitrail.papers.figures import draw_figure
 from vitrail.papers.metrics import paper_metrics
 from vitrail.papers.plans import PlannedRun, Selection, plan_runs, prepare, select
+from vitrail.report.statistics import FEWEST_PAIRS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +40,7 @@ class Reproduction:
     notes: Sequence[str]
     folder: Path
     directions: Mapping[str, int]  # column → 1 where higher is better, −1 where lower is, 0 where neither
+    headings: Mapping[str, str]  # column → its label, with the model that was measured
 
     @property
     def failed(self) -> list[PaperCell]:
@@ -52,7 +57,9 @@ class Reproduction:
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
     def as_dict(self) -> dict[str, Any]:
-        claims = [{"text": v.claim.text, "holds": v.holds, "tests": v.tests} for v in self.verdicts]
+        claims = [
+            {"text": v.claim.text, "holds": v.holds, "tests": v.tests, "undecided": v.reasons} for v in self.verdicts
+        ]
         return {
             "target": self.target.name,
             "title": self.target.title,
@@ -150,7 +157,8 @@ def make_result(
     values = measured_values(target, cells)
     verdicts = [judge(claim, values) for claim in target.claims]
     notes = [*unreadable(frames), *remarks(selection)]
-    return Reproduction(target, cells, verdicts, notes, folder, values.directions)
+    headings = {column.label: selection.heading(column) for column in target.columns}
+    return Reproduction(target, cells, verdicts, notes, folder, values.directions, headings)
 
 
 def unreadable(frames: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -160,11 +168,11 @@ def unreadable(frames: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def measured_values(target: PaperTarget, cells: Sequence[PaperCell]) -> TableValues:
-    """The cells with a value, for the tests of claims."""
-    values: dict[str, dict[str, float]] = {}
+    """The cells with enough images, for the tests of claims; each with its values over resampled images."""
+    values: dict[str, dict[str, float | Floats]] = {}
     for cell in cells:
-        if cell.n:
-            values.setdefault(cell.column, {})[cell.row] = cell.measured
+        if cell.n >= FEWEST_PAIRS:
+            values.setdefault(cell.column, {})[cell.row] = np.concatenate([[cell.measured], cell.draws])
     return TableValues(values, {column.label: column.direction() for column in target.columns})
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.metrics.statistics import Floats
-from vitrail.report.statistics import Cell
+from vitrail.report.statistics import FEWEST_PAIRS, Cell
 from vitrail.report.summary import Summary, format_number, mean_curve
 
 if TYPE_CHECKING:
@@ -191,7 +191,9 @@ def _panel_of_bars(summary: Summary, axes: Any, metric: int) -> None:
 
 
 def _shade(cell: Cell) -> str:
-    return BEST if cell.best else TIED if cell.tied else UNTESTED if math.isnan(cell.p) else WORSE
+    if cell.best:
+        return BEST if cell.leads else TIED if cell.n >= FEWEST_PAIRS else UNTESTED
+    return TIED if cell.tied else UNTESTED if math.isnan(cell.p) else WORSE
 
 
 def _axes_of(summary: Summary, setting: int) -> list[int]:

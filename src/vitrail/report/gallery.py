@@ -16,7 +16,7 @@ from vitrail.bench.store import Store
 from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.metrics.statistics import Floats
-from vitrail.report.results import Results, Setting, normal_call
+from vitrail.report.results import STALE, Results, Setting, normal_call
 from vitrail.report.summary import thinned
 from vitrail.show.colours import Scale
 
@@ -115,8 +115,9 @@ def _entry(
 
 def _maps(results: Results, setting: Setting, images: Sequence[str]) -> dict[tuple[str, int], list[Any]]:
     """(image, method) → [rows, columns, signed, positions on the colour scale]."""
-    place = {call: m for m, call in enumerate(results.methods)}
-    signed = [_is_signed(call) for call in results.methods]
+    calls = [call.removesuffix(STALE) for call in results.methods]
+    place = {call: calls.index(call) for call in calls}
+    signed = [_is_signed(call) for call in calls]
     encoded_maps: dict[tuple[str, int], list[Any]] = {}
     for maps in Store(setting.folder).map_parts():
         for name, image, call in _named(list(maps), setting, set(images)):

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from vitrail.report.figures import curve_axis
 from vitrail.report.gallery import colour_tables, galleries
 from vitrail.report.statistics import Cell
-from vitrail.report.summary import Cells, Summary, format_number, mean_curve
+from vitrail.report.summary import BOLD, UNDERLINED, Cells, Summary, format_number, mean_curve
 from vitrail.report.tables import AGREEMENT, about_settings, error_count, error_lines, merged_agreement, seconds
 from vitrail.version import __version__
 
@@ -47,6 +47,8 @@ def page(summary: Summary) -> str:
             columns=_columns(summary),
             directions=DIRECTIONS,
             rows=list(_rows(summary)),
+            bold=BOLD,
+            underlined=UNDERLINED,
             legend=" ".join(summary.legend()),
             agreement=[
                 (
@@ -151,7 +153,7 @@ def _cell_texts(summary: Summary, cell: Cell, setting: int, metric: int, all_ima
 
 
 def _marks(cell: Cell) -> str:
-    return ("best" if cell.best else "second" if cell.second else "") + (" tied" if cell.tied else "")
+    return ("best" if cell.leads else "second" if cell.second else "") + (" tied" if cell.tied else "")
 
 
 def _curves(summary: Summary) -> list[dict[str, Any]]:

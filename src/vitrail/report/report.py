@@ -14,16 +14,19 @@ from vitrail.report.summary import Summary, summarise_results
 FORMATS = ("html", "md", "tex", "csv", *figures.FORMATS)
 
 
-def report(folders: Sequence[Path], out: Path | None = None, formats: Sequence[str] = ()) -> tuple[Summary, list[Path]]:
+def report(
+    folders: Sequence[Path], out: Path | None = None, formats: Sequence[str] = (), stale: bool = False
+) -> tuple[Summary, list[Path]]:
     """Writes the report of one or more runs, all files or none.
 
     Args:
         folders: run folders; their settings are shown side by side.
         out: output folder; None = `report` in the folder of the first run.
         formats: some of ``FORMATS``; empty = all.
+        stale: include methods, metrics and versions that are not in the plan, marked as such.
     """
     formats = _checked(formats)
-    summary = summarise_results(read_results(folders), with_classes="html" in formats)
+    summary = summarise_results(read_results(folders, stale), with_classes="html" in formats)
     folder = out or Path(folders[0]) / "report"
     contents = _contents(summary, formats)
     write_together({folder / name: content for name, content in contents.items()})

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitrail.bench.plan import Plan
+from vitrail.bench.run import row_key, work_of
 from vitrail.bench.store import Store
 from vitrail.calls import join_call, split_call
 from vitrail.errors import VitrailError
+from vitrail.methods.base import MethodFactory
 from vitrail.metrics.base import Metric
 from vitrail.metrics.statistics import Floats
 from vitrail.report.statistics import Bools, Sample
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 UP, DOWN = "↑", "↓"
 SETTING = ["data", "model", "model_hash", "explained"]
+STALE = " (stale)"  # after a method or metric that is not in the plan
 _CURVE_AXES = {
     "insertion": "class probability",
     "deletion": "class probability",
@@ -44,6 +47,7 @@ class Column:
 
     call: str
     metric: Metric | None = field(default=None, compare=False)
+    stale: bool = field(default=False, compare=False)
 
     @property
     def better(self) -> int:
@@ -55,8 +59,13 @@ class Column:
         return {1: UP, -1: DOWN, 0: ""}[self.better]
 
     @property
+    def name(self) -> str:
+        """The call, marked if it is stale."""
+        return self.call + STALE * self.stale
+
+    @property
     def title(self) -> str:
-        return f"{self.call} {self.arrow}".strip()
+        return f"{self.name} {self.arrow}".strip()
 
     @property
     def curve_axis(self) -> str:
@@ -139,32 +148,39 @@ class Results:
     environments: dict[str, dict[str, Any]]
     replaced: int  # rows that a newer row replaces
     damaged: list[str] = field(default_factory=list)  # parts that could not be read
+    stale: int = 0  # rows that are left out because the plans do not have them
 
     @property
     def title(self) -> str:
         return ", ".join(dict.fromkeys(setting.run for setting in self.settings))
 
 
-def read_results(folders: Sequence[Path]) -> Results:
-    """Reads run folders written by `vitrail bench`."""
+def read_results(folders: Sequence[Path], stale: bool = False) -> Results:
+    """Reads run folders written by `vitrail bench`.
+
+    Rows that a run's plan does not have are left out: those of other methods and metrics, and of older versions where
+    newer rows exist. ``stale`` keeps them, and marks their methods and metrics.
+    """
     if not folders:
         raise VitrailError("no run was given: expected at least one folder written by `vitrail bench`.")
     names = _run_names(folders)
-    runs = [_Run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    runs = [_Run(folder, name, stale) for folder, name in zip(folders, names, strict=True)]
     methods = list(dict.fromkeys(call for run in runs for call in run.methods()))
     metrics = list(dict.fromkeys(column for run in runs for column in run.metrics()))
     settings = [setting for run in runs for setting in run.settings(methods, metrics)]
     damaged = [f"{run.name}/{part}" for run in runs for part in run.store.damaged]
+    left_out = sum(run.left_out for run in runs)
     if not settings:
         failed = sum(len(run.failed) for run in runs)
         reason = f"{failed} rows, all errors" if failed or not damaged else "every part is damaged"
+        reason += f", and {left_out} of an older plan, which --stale shows" if left_out else ""
         raise VitrailError(f"nothing was measured in {', '.join(names)}: {reason}.")
     for setting, label in zip(settings, _labels(settings), strict=True):
         setting.label = label
     errors = [group for run in runs for group in run.errors()]
     environments = {run.name: run.store.environment() for run in runs}
     replaced = sum(run.replaced for run in runs)
-    return Results(settings, methods, metrics, errors, environments, replaced, damaged)
+    return Results(settings, methods, metrics, errors, environments, replaced, damaged, left_out)
 
 
 def normal_call(call: str) -> str:
@@ -184,16 +200,23 @@ def normal_call(call: str) -> str:
 class _Run:
     """One run folder; its rows get the columns ``call`` (of the method) and ``column`` (of the metric)."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, stale: bool = False) -> None:
         self.folder, self.name, self.store = folder, name, Store(folder)
         rows = self._read()
         self.plan = self._plan()
         calls = {pair: _row_call(*pair) for pair in set(zip(rows["method"], rows["params"], strict=True))}
         planned = [as_column(call, self.plan.protocol) for call in self.plan.metrics] if self.plan else []
-        columns = {call: as_column(call) for call in rows["metric"].unique() if call}
+        columns = {call: self._marked(as_column(call), planned) for call in rows["metric"].unique() if call}
         self.columns = list(dict.fromkeys([*planned, *columns.values()]))
         rows["call"] = [calls[pair] for pair in zip(rows["method"], rows["params"], strict=True)]
         rows["column"] = [columns[call].call if call else "" for call in rows["metric"]]
+        stale_metric = rows["column"].isin([column.call for column in self.columns if column.stale])
+        stale_method = rows["call"].isin(self._unplanned(calls)) | self._is_old(rows)
+        self.left_out = 0 if stale else int((stale_method | stale_metric).sum())
+        if stale:
+            rows.loc[stale_method, "call"] += STALE
+        else:
+            rows = rows[~(stale_method | stale_metric)]
         self.failed = rows[rows["error"].notna()]
         good = rows[rows["error"].isna() & (rows["method"] != "") & (rows["metric"] != "")]
         # Another version of a method, or another image of the same name, has another key; the newest counts.
@@ -213,6 +236,38 @@ class _Run:
         except VitrailError as error:
             warnings.warn(f"the report is written without its plan: {error}", stacklevel=2)
             return None
+
+    def _marked(self, column: Column, planned: Sequence[Column]) -> Column:
+        """A column, marked as stale where the plan does not have it; one that is not registered is known by name."""
+        if self.plan is None or column in planned:
+            return column
+        names = [_name(item.call) for item in planned if item.metric is None]
+        return column if column.metric is None and _name(column.call) in names else replace(column, stale=True)
+
+    def _unplanned(self, calls: Mapping[tuple[str, str], str]) -> list[str]:
+        """The calls of methods that the plan does not have; one that is not registered is known by name."""
+        if self.plan is None:
+            return []
+        planned = {normal_call(call) for call in self.plan.methods}
+        names = {_name(call) for call in planned}
+        return [
+            call
+            for (method, _), call in calls.items()
+            if call and call not in planned and (_factory(method) is not None or method not in names)
+        ]
+
+    def _is_old(self, rows: pd.DataFrame) -> Bools:
+        """Rows of an older version of a method or metric that has rows of the present version, too."""
+        metrics = {column.call: column.metric for column in self.columns}
+        kinds = list(zip(rows["method"], rows["params"], rows["column"], rows["explained"], strict=True))
+        work = {kind: _work(kind[0], kind[1], metrics.get(kind[2]), kind[3]) for kind in set(kinds)}
+        identities = zip(rows["image_hash"], rows["model_hash"], kinds, strict=True)
+        present = [
+            work[kind] is not None and row_key(str(digest), str(model), work[kind] or "") == key
+            for key, (digest, model, kind) in zip(rows["key"], identities, strict=True)
+        ]
+        renewed = {kind for kind, is_present in zip(kinds, present, strict=True) if is_present}
+        return np.array([kind in renewed for kind in kinds], dtype=bool) & ~np.array(present, dtype=bool)
 
     def methods(self) -> list[str]:
         present = list(self.good["call"].unique())
@@ -293,11 +348,38 @@ def _missing(value: Any) -> bool:
 
 
 def _row_call(method: str, params: str) -> str:
+    return join_call(method, _parameters(params)) if method else ""
+
+
+def _parameters(text: str) -> dict[str, Any]:
     try:
-        parameters = json.loads(params or "{}")
+        return dict(json.loads(text or "{}"))
     except ValueError:
-        parameters = {"params": params}
-    return join_call(method, parameters) if method else ""
+        return {"params": text}
+
+
+def _name(call: str) -> str:
+    return call.partition("(")[0].strip()
+
+
+def _factory(method: str) -> MethodFactory | None:
+    """The registered method of a name; None if it is not registered here."""
+    from vitrail.methods.registry import get_method
+
+    try:
+        return get_method(method)
+    except VitrailError:
+        return None
+
+
+def _work(method: str, params: str, metric: Metric | None, explained: str) -> str | None:
+    """The work of a row by the present versions of its method and metric; None where one is not registered here."""
+    factory = _factory(method) if method else None
+    if factory is None or metric is None:
+        return None
+    values = {**factory.parameters(), **_parameters(params)}
+    asked = (factory.info.name, factory.version, values), (metric.info.name, metric.version, metric.params)
+    return work_of(*asked, explained)
 
 
 def as_column(call: str, protocol: str | None = None) -> Column:

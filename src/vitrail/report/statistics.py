@@ -26,6 +26,7 @@ Bools = NDArray[np.bool_]
 LEVEL = 0.05
 FEWEST_PAIRS = 6  # with five, even a sign test with five of five is above 0.05
 FEWEST_METHODS = 3  # with two, every rank correlation is ±1
+RELATIVE, ABSOLUTE = 1e-6, 1e-9  # differences below are rounding: metrics are computed in single precision
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Cell:
     """One method by one metric: the mean, its 95 % interval, and the comparison with the best method.
 
     ``p`` is NaN where no test was made: for the best method itself, or with fewer than ``FEWEST_PAIRS`` common images.
-    ``rank`` is 1 for the best, methods with equal means share it; 0 where nothing is ranked.
+    ``rank`` is 1 for the best, methods with equal means share it; 0 where nothing is ranked. ``leads`` is true for the
+    best method and those not significantly worse than it, if any other is significantly worse.
     """
 
     mean: float
@@ -42,6 +44,7 @@ class Cell:
     n: int
     p: float = float("nan")
     rank: int = 0
+    leads: bool = False
 
     @property
     def best(self) -> bool:
@@ -49,7 +52,8 @@ class Cell:
 
     @property
     def second(self) -> bool:
-        return self.rank == 2
+        """The second-best mean, and significantly worse than the best."""
+        return self.rank == 2 and self.p < LEVEL
 
     @property
     def tied(self) -> bool:
@@ -99,11 +103,24 @@ def compare(sample: Sample, better: int, resamples: int = RESAMPLES, seed: int =
     best = next((method for method, cell in enumerate(cells) if cell.best), None)
     if best is None:
         return cells
-    return [
+    cells = [
         cell if cell.best or method not in draws or best not in draws
         else replace(cell, p=_p_value(sample, known, draws, best, method, resamples, seed))
         for method, cell in enumerate(cells)
     ]  # fmt: skip
+    separated = any(cell.p < LEVEL for cell in cells)
+    return [replace(cell, leads=separated and (cell.best or cell.tied)) for cell in cells]
+
+
+def levels(values: Floats) -> Floats:
+    """(…, n) → (…, n): 0 for the smallest, 1 for the next; values that differ by rounding only share a level."""
+    order = np.argsort(values, axis=-1)
+    ascending = np.take_along_axis(values, order, -1)
+    steps = np.zeros(values.shape)
+    steps[..., 1:] = np.cumsum(~np.isclose(ascending[..., 1:], ascending[..., :-1], RELATIVE, ABSOLUTE), axis=-1)
+    unsorted = np.empty(values.shape)
+    np.put_along_axis(unsorted, order, steps, -1)
+    return np.where(np.isnan(values), np.nan, unsorted)
 
 
 def agreement_of_means(means: Floats, better: Sequence[int]) -> Floats:
@@ -132,12 +149,13 @@ def _cell(sample: Sample, method: int, images: Bools, draws: Floats | None) -> C
 
 
 def _ranked(cells: list[Cell], better: int) -> list[Cell]:
-    means = [cell.mean * better for cell in cells if not np.isnan(cell.mean)]
-    if not better or len(means) < 2:
+    means = np.array([cell.mean for cell in cells])
+    if not better or (~np.isnan(means)).sum() < 2:
         return cells
+    level = levels(means * better)
     return [
-        cell if np.isnan(cell.mean) else replace(cell, rank=1 + sum(other > cell.mean * better for other in means))
-        for cell in cells
+        cell if np.isnan(cell.mean) else replace(cell, rank=1 + int((level > level[method]).sum()))
+        for method, cell in enumerate(cells)
     ]
 
 
@@ -165,10 +183,11 @@ def _with_same_images(known: Bools) -> list[list[int]]:
 def _agreement(values: Floats, better: Sequence[int]) -> Floats:
     """(cases, methods, metrics) → (cases, metrics, metrics), each pair over the methods that have both values."""
     oriented = values * np.array([direction or 1 for direction in better], dtype=np.float64)
+    level = levels(oriented.swapaxes(1, 2))
     known = ~np.isnan(values)
     matrix = np.full((len(values), len(better), len(better)), np.nan)
     for a, b in combinations_with_replacement(range(len(better)), 2):
         enough = (known[:, :, a] & known[:, :, b]).sum(1) >= FEWEST_METHODS
-        correlations = rank_correlations(oriented[:, :, a], oriented[:, :, b])
+        correlations = rank_correlations(level[:, a], level[:, b])
         matrix[:, a, b] = matrix[:, b, a] = np.where(enough, correlations, np.nan)
     return matrix

@@ -22,6 +22,9 @@ from vitrail.report.statistics import (
 )
 
 ABSENT = "–"
+BOLD = "the best mean and those not significantly worse, where another method is significantly worse"
+UNDERLINED = "the second-best mean, significantly worse than the best"
+NO_LEADER = "no method is significantly worse than the best"
 CURVE_POINTS = 65
 CURVE_RESAMPLES = 1000
 CLASS_CELLS = 20_000  # of single classes, in all
@@ -93,9 +96,10 @@ class Summary:
         results = self.results
         lines = ["Means with 95 % bootstrap intervals over images; ↑ higher is better, ↓ lower is better."]
         lines.append(
-            "“≈”: not significantly worse than the best (paired two-sided bootstrap over common images, p ≥ 0.05; "
-            f"not adjusted for the number of methods; requires {FEWEST_PAIRS} images)."
+            "“≈”: not the best mean, but not significantly worse (paired two-sided bootstrap over common images, "
+            f"p ≥ 0.05; not adjusted for the number of methods; requires {FEWEST_PAIRS} images)."
         )
+        lines += [f"Nothing is bold where {reason}: {', '.join(names)}." for reason, names in self._unmarked().items()]
         if any(row[k].n == 0 for k in self.columns for s in self.present(k) for row in self.cells[s]):
             lines.append(f"“{ABSENT}”: not applicable or not measured.")
         inapplicable = [column.call for k, column in enumerate(results.metrics) if k not in self.columns]
@@ -106,9 +110,28 @@ class Summary:
             lines.append(f"Unknown direction, hence no best method: {', '.join(undirected)}.")
         if results.replaced:
             lines.append(f"{results.replaced} older rows of the same image, method and metric are ignored.")
+        if results.stale:
+            lines.append(
+                f"{results.stale} rows of methods, metrics or versions that are not in the plan are left out: "
+                "vitrail report --stale shows them."
+            )
         if results.damaged:
             lines.append(f"Skipped because they are damaged: {', '.join(results.damaged)}.")
         return lines
+
+    def _unmarked(self) -> dict[str, list[str]]:
+        """Columns in which no method leads, by the reason."""
+        reasons: dict[str, list[str]] = {}
+        for k in self.columns:
+            for s in self.present(k):
+                cells = [row[k] for row in self.cells[s] if row[k].rank]
+                if not cells or any(cell.leads for cell in cells):
+                    continue
+                few = max(cell.n for cell in cells) < FEWEST_PAIRS
+                reason = f"fewer than {FEWEST_PAIRS} images were measured" if few else NO_LEADER
+                names = filter(None, [self.results.metrics[k].call, self.results.settings[s].label])
+                reasons.setdefault(reason, []).append(" · ".join(names))
+        return reasons
 
 
 def summarise_results(results: Results, with_classes: bool = True) -> Summary:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.metrics.statistics import Floats
-from vitrail.report.summary import ABSENT, Agreement, Summary, format_number
+from vitrail.report.summary import ABSENT, BOLD, UNDERLINED, Agreement, Summary, format_number
 from vitrail.version import __version__
 
 MARKDOWN_COLUMNS = 8  # for several settings side by side
@@ -56,7 +56,7 @@ def markdown(summary: Summary, figures: Sequence[str] = ()) -> str:
     most = MARKDOWN_COLUMNS if len(results.settings) > 1 else None
     for block in blocks(summary, most):
         lines += ["", *_markdown_table(_headers(summary, block, "<br>"), _markdown_rows(summary, block))]
-    lines += ["", f"**Bold**: best. {_ins('Underlined')}: second best. {_plain(' '.join(summary.legend()))}"]
+    lines += ["", f"**Bold**: {BOLD}. {_ins('Underlined')}: {UNDERLINED}. {_plain(' '.join(summary.legend()))}"]
     for path in figures:
         lines += ["", f"![{_plain(path)}]({path})"]
     lines += _markdown_agreement(summary) + _markdown_errors(summary)
@@ -119,7 +119,7 @@ def long_csv(summary: Summary) -> str:
                 cell = summary.cells[s][m][k]
                 numbers = [_digits(value) for value in (cell.mean, cell.low, cell.high)]
                 tail = [str(cell.n), _digits(cell.p), str(cell.rank or ""), _digits(setting.seconds[m])]
-                lines.append([*about, method, column.call, better[column.better], *numbers, *tail])
+                lines.append([*about, method, column.name, better[column.better], *numbers, *tail])
     return _csv(lines)
 
 
@@ -176,7 +176,7 @@ def _markdown_rows(summary: Summary, block: Block) -> Iterator[list[str]]:
 def _markdown_cell(summary: Summary, setting: int, method: int, metric: int) -> str:
     cell = summary.cells[setting][method][metric]
     mean = summary.text(cell.mean, metric)
-    mean = f"**{mean}**" if cell.best else _ins(mean) if cell.second else mean
+    mean = f"**{mean}**" if cell.leads else _ins(mean) if cell.second else mean
     partial = summary.partial(cell, setting)
     parts = [mean, summary.interval(cell, metric), f"({partial})" if partial else "", "≈" if cell.tied else ""]
     return " ".join(filter(None, parts))
@@ -224,7 +224,7 @@ def _latex_results(summary: Summary, block: Block, number: int) -> str:
         times = [tex(seconds(setting.seconds[m])) for setting in results.settings] if block.last else []
         rows.append([_latex_code(method), *cells, *times])
     settings, legend = "; ".join(about_settings(summary)), " ".join(summary.legend())
-    caption = f"{settings}. Bold: best; underlined: second best. {legend}"
+    caption = f"{settings}. Bold: {BOLD}; underlined: {UNDERLINED}. {legend}"
     return _latex_table("l" + "r" * (len(rows[0]) - 1), _latex_header(summary, block), rows, caption, str(number))
 
 
@@ -257,7 +257,7 @@ def _latex_header(summary: Summary, block: Block) -> list[str]:
 def _latex_cell(summary: Summary, setting: int, method: int, metric: int) -> str:
     cell = summary.cells[setting][method][metric]
     mean = tex(summary.text(cell.mean, metric))
-    mean = rf"\textbf{{{mean}}}" if cell.best else rf"\underline{{{mean}}}" if cell.second else mean
+    mean = rf"\textbf{{{mean}}}" if cell.leads else rf"\underline{{{mean}}}" if cell.second else mean
     mean += r"$^{\approx}$" if cell.tied else ""
     small = ", ".join(filter(None, [summary.interval(cell, metric), summary.partial(cell, setting)]))
     return f"{mean} {{\\scriptsize {tex(small)}}}" if small else mean

@@ -93,7 +93,7 @@ function fillCell(cell, [, mean, interval, count, marks]) {
 function showStatus(place) {
   const notes = [];
   if (state.methods.size < data.methods.length) {
-    notes.push(`${state.methods.size} of ${data.methods.length} methods shown; best and second best are among all methods.`);
+    notes.push(`${state.methods.size} of ${data.methods.length} methods shown; bold and underlined are among all methods.`);
   }
   if (place) notes.push(`Only images of the class “${state.className}”.`);
   else if (state.className) notes.push(`“${state.className}” has too few images for its own table: all images are shown here.`);
