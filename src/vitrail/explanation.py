@@ -72,6 +72,7 @@ class Explanation:
     curves: dict[str, list[float]] = field(default_factory=dict)
     pixels: Tensor | None = None  # (3, H, W), normalised: the input, if a tensor was explained; not saved
     pixels_hash: str | None = None  # its hash, which is saved
+    true_label: str | None = None  # the true class, where it is known
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         """The map scaled to [0, 1] at the size of the original image, (H, W); ``outside`` beyond the model's crop."""
@@ -209,6 +210,7 @@ class Explanation:
             "probability": self.probability,
             "against": self.against,
             "against_label": self.against_label,
+            "true_label": self.true_label,
             "top": [{"class": i, "label": name, "probability": p} for i, name, p in self.top],
             "seconds": self.seconds,
             "extras": self.extras,
@@ -257,6 +259,7 @@ def open(  # noqa: A001
             image_path=saved["image"]["path"],
             pixels=pixels,
             pixels_hash=saved["image"].get("tensor_sha256"),
+            true_label=saved.get("true_label"),
             scores=saved.get("scores", {}),
             curves=saved.get("curves", {}),
             **{name: saved[name] for name in _STORED_FIELDS},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +15,13 @@ from rich.progress import track
 
 from vitrail.calls import join_call, parse_parameters, split_call, split_list
 from vitrail.cli import options
-from vitrail.cli.explain import find_images, print_estimate, print_model, print_top
-from vitrail.cli.outputs import class_part, file_stems, join_parts, params_part, plural
+from vitrail.cli.explain import print_estimate, print_model, print_top, ranked_classes
+from vitrail.cli.outputs import file_stems, join_parts, params_part, plural
+from vitrail.cli.questions import Question
+from vitrail.cli.sources import Source, find_sources, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
+from vitrail.plugins import load_plugins
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -42,7 +45,15 @@ def compare(
     ] = None,
     targets: Annotated[
         list[str] | None,
-        typer.Option(help="Classes, comma-separated or repeated, a row each; default: the predicted class."),
+        typer.Option(
+            "--targets",
+            "--target",
+            help="Classes, comma-separated or repeated, a row each: names, numbers, @label (the true class) or "
+            "@predicted, the default.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Explain the targets as opposed to this class, e.g. @predicted.")
     ] = None,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
@@ -50,38 +61,53 @@ def compare(
     labels: options.Labels = None,
     num_classes: options.NumClasses = None,
     img_size: options.ImgSize = None,
+    fit: options.Fit = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    crop_pct: options.CropPct = None,
+    interpolation: options.Interpolation = None,
+    plugin: options.Plugins = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
 ) -> None:
     """Compare the maps of all (or some) methods for one image, side by side."""
     if Path(image).is_dir():
         raise VitrailError(f"compare takes one image, but {image} is a folder: use vitrail explain for folders.")
-    (path,) = find_images([image], out)
+    (source,) = find_sources([image], out)
     params = parse_parameters(param or [])
 
     from vitrail.models.loading import load
 
-    weights = options.weight_options(checkpoint, labels, num_classes, img_size)
-    view = load(model, device=device, dtype=dtype, **weights)
-    run(view, path, split_list(methods or []), options.comma_separated(targets), out, params)
+    load_plugins(plugin or [])
+    load_options = options.load_options(
+        checkpoint=checkpoint, labels=labels, num_classes=num_classes, img_size=img_size, fit=fit, mean=mean, std=std,
+        crop_pct=crop_pct, interpolation=interpolation,
+    )  # fmt: skip
+    view = load(model, device=device, dtype=dtype, **load_options)
+    questions = [Question(target, against) for target in options.comma_separated(targets)] or [Question(None, against)]
+    run(view, source, split_list(methods or []), questions, out, params)
 
 
-def run(view: View, path: Path, patterns: list[str], targets: list[str], out: Path, params: dict[str, Any]) -> Path:
+def run(
+    view: View, source: Source, patterns: list[str], questions: list[Question], out: Path, params: dict[str, Any]
+) -> Path:
     """Writes the figure with its JSON file and prints where it is; after Ctrl-C, with the maps computed so far."""
     console = Console(highlight=False)
     methods = build(view, choose(view, patterns), params)
-    classes = [view.class_index(target) for target in targets]
+    for question in questions:
+        question.check(view)
     print_model(console, view)
+    (label,) = true_classes(console, view, [source])
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every method
-    maps = len(methods) * max(1, len(classes))
+    maps = len(methods) * len(questions)
     passes = sum(forwards + 2 * backwards + 1 for forwards, backwards in (method.passes() for method in methods))
     summary = plural(len(methods), "method")
-    print_estimate(console, view, summary, passes * max(1, len(classes)))
-    (stem,) = file_stems([path], out, _ending(methods, params, classes))
+    print_estimate(console, view, summary, passes * len(questions))
+    (stem,) = file_stems([source.path], out, _ending(methods, params, questions))
     rows: list[list[Explanation]] = []
     interrupt = None
     try:
-        _explain(console, path, methods, classes or [None], rows)
+        _explain(console, source.path, label, methods, questions, rows)
     except KeyboardInterrupt as error:
         interrupt = error
         rows = [row for row in rows if row]
@@ -98,16 +124,26 @@ def run(view: View, path: Path, patterns: list[str], targets: list[str], out: Pa
 
 
 def _explain(
-    console: Console, path: Path, methods: list[Method], classes: Sequence[int | None], rows: list[list[Explanation]]
+    console: Console,
+    path: Path,
+    label: int | None,
+    methods: list[Method],
+    questions: list[Question],
+    rows: list[list[Explanation]],
 ) -> None:
     """Fills the rows map by map, so that an interrupt leaves what is done."""
     from vitrail.api import explain_each, see
 
-    picture = see(methods[0].model, path)  # read once and shared by all explanations
-    for target in classes:
+    view = methods[0].model
+    picture = see(view, path)  # read once and shared by all explanations
+    predicted = ranked_classes(view, picture)[0]
+    for target, against in [question.classes(view, label, predicted) for question in questions]:
         rows.append([])
         for method in track(methods, description="methods", console=console, transient=True):
-            rows[-1] += explain_each(method, [picture], target, None)
+            rival = against if method.info.class_specific else None
+            for explanation in explain_each(method, [picture], target, rival):
+                explanation.true_label = None if label is None else view.label(label)
+                rows[-1].append(explanation)
 
 
 def _write(picture: Path, rows: list[list[Explanation]]) -> None:
@@ -118,9 +154,10 @@ def _write(picture: Path, rows: list[list[Explanation]]) -> None:
     write_together({picture: png_bytes(draw(rows)), picture.with_suffix(".json"): content})
 
 
-def _ending(methods: list[Method], params: dict[str, Any], classes: list[int]) -> str:
+def _ending(methods: list[Method], params: dict[str, Any], questions: list[Question]) -> str:
     """What follows the image's name in the names of the results."""
-    class_parts = [class_part(methods[0].model, index) for index in classes]
+    view = methods[0].model
+    class_parts = [question.parts(view)[0] for question in questions] + questions[0].parts(view)[1:]
     return ".compare" + join_parts([*_params_parts(methods, params), *class_parts])
 
 

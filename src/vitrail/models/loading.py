@@ -38,6 +38,11 @@ def load(
     num_classes: int | None = None,
     img_size: int | tuple[int, int] | None = None,
     output: Output | None = None,
+    fit: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    crop_pct: float | None = None,
+    interpolation: str | None = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     **model_args: Any,
@@ -53,6 +58,12 @@ def load(
         num_classes: size of the head, where ``checkpoint`` does not determine it.
         img_size: input size, if not the model's default.
         output: "softmax" or "sigmoid"; None = as the model says.
+        fit: how images become inputs, if not as the model says: "squash", "crop" or "pad"; another fit scales to the
+            input size exactly.
+        mean: colour mean of the preprocessing, likewise.
+        std: colour standard deviation, likewise.
+        crop_pct: the image is scaled to the input size divided by this, likewise.
+        interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
         device: "auto" = CUDA if available.
         dtype: "auto" = float32.
         model_args: passed on to the library that builds the model.
@@ -80,7 +91,12 @@ def load(
         view = _load_torchvision(request)
     else:
         view = _load_timm(request)
-    view.spec = request.spec() | ({} if dtype == torch.float32 else {"dtype": str(dtype).removeprefix("torch.")})
+    changes = {"fit": fit, "mean": mean, "std": std, "crop_pct": crop_pct, "interpolation": interpolation}
+    settings: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    view.preprocessing = view.preprocessing.changed(**settings)
+    view.spec = request.spec() | settings
+    if dtype != torch.float32:
+        view.spec["dtype"] = str(dtype).removeprefix("torch.")
     view.module.eval()
     view.module.requires_grad_(False)
     return view.to(device, dtype)
