@@ -83,7 +83,7 @@ def test_every_file_that_is_skipped_has_its_reason(tmp_path):
 
 def test_a_folder_of_nothing_but_heic_says_what_to_install(tmp_path):
     text(tmp_path / "IMG_1.heic", "x")
-    with pytest.raises(VitrailError, match="no image found .*pip install pillow-heif"):
+    with pytest.raises(VitrailError, match=r"no image found .*pip install pillow-heif"):
         ImageFolder(tmp_path)
 
 

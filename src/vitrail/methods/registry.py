@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.calls import check_known
 from vitrail.engine.requests import Asking, Batch, resolved
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, refuse_unsupported
+from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, refuse_unsupported, without_tokens
 from vitrail.models.view import View
 from vitrail.registry import Registry, first_line, matching
 from vitrail.targets import Target, on_device
@@ -80,7 +80,8 @@ def method(
 
     ``signed`` says whether maps tell evidence for from evidence against (two colours about zero); None = by the sign of
     the values. A function gets the view, a batch (B, 3, H, W) and one class per image, and returns token maps (B, rows,
-    columns), or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's.
+    columns), or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's, but for ``against=None``:
+    the classes that the target is opposed to, one per image, or None.
     """
     if not isinstance(name, str):
         raise VitrailError('a method needs a name: write @vitrail.method("my_name") above it, with parentheses.')
@@ -189,11 +190,11 @@ def _composed(base: str, factory: MethodFactory, suffix: str) -> MethodFactory:
 
 
 def _keyword_parameters(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters of a function after (model, images, target), with their defaults."""
+    """The parameters of a function after (model, images, target), with their defaults, without ``against``."""
     extra = list(inspect.signature(function).parameters.values())[3:]
     if any(parameter.default is parameter.empty for parameter in extra):
         raise VitrailError(f"every parameter of {name!r} after (model, images, target) needs a default value.")
-    return {parameter.name: parameter.default for parameter in extra}
+    return {parameter.name: parameter.default for parameter in extra if parameter.name != "against"}
 
 
 class FunctionFactory:
@@ -212,9 +213,7 @@ class FunctionFactory:
         return {name: hints.get(name, Any) for name in self.info.params}
 
     def unsupported(self, model: View) -> str | None:
-        if self.info.needs == "tokens" and not model.has_tokens:
-            return "it has no fixed tokens (hierarchical)"
-        return None
+        return without_tokens(self.info, model)
 
     def __call__(self, model: View, *, shape: Literal["map", "input"] = "map", **params: Any) -> Method:
         return FunctionMethod(model, shape=shape, factory=self, values={**self.parameters(), **params})
@@ -236,8 +235,12 @@ class FunctionMethod(Method):
         return dict(self.values)
 
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
-        if target.against is not None:
-            raise VitrailError(f"{self.info.name} does not take against=.")
-        classes = on_device((yield from resolved(batch, target)), batch.images.device).index
+        function, values = self.factory.function, dict(self.values)
+        takes_against = "against" in inspect.signature(function).parameters
+        if target.against is not None and not takes_against:
+            raise VitrailError(f"{self.info.name} does not take against: add a parameter against=None to its function.")
+        target = on_device((yield from resolved(batch, target)), batch.images.device)
+        if takes_against:
+            values["against"] = target.against
         with torch.enable_grad():
-            return Attribution(self.factory.function(self.model, batch.images, classes, **self.values))
+            return Attribution(function(self.model, batch.images, target.index, **values))
