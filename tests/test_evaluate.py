@@ -211,7 +211,7 @@ def test_numbers_that_contradict_their_names_are_refused(view) -> None:
 
 def test_a_subset_of_classes_needs_the_names_of_the_model(view) -> None:
     nameless = replace(view, labels=None)
-    with pytest.raises(VitrailError, match=r"2 classes .* names do not match"):
+    with pytest.raises(VitrailError, match=r"\(2\) .* names do not match"):
         class_map(nameless, InMemory([], labels=["cat", "dog"]))
     assert class_map(nameless, InMemory([], labels=["4", "2"]))(0) == 4
 

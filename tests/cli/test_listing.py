@@ -99,3 +99,9 @@ def test_methods_and_metrics_of_a_plugin(vit: Run, tiny: list[str], photo: Path,
     assert (run.code, run.err) == (0, "")
     assert "1 image measured, 0 known before: 1 row in" in run.out
     assert "is not a Python file" in error_line(vit("serve", "--plugin", "missing.py"))
+
+
+@pytest.mark.parametrize("command", ["explain", "compare", "bench", "report", "reproduce", "serve", "methods"])
+def test_help_names_values_not_python_types(command: str, vit: Run) -> None:
+    _, options = vit(command, "--help").out.split(" Options ")
+    assert "list[" not in options

@@ -79,7 +79,7 @@ def test_maps_of_the_wrong_shape_are_refused(shape: tuple[int, ...], model: View
 def test_token_maps_are_on_the_grid(model: View, photo: Image.Image) -> None:
     vitrail.method("off_grid")(lambda model, images, target: torch.zeros(len(images), 3, 5))
     with pytest.raises(
-        VitrailError, match=r"shape \(1, 3, 5\) for 1 images: expected \(1, 4, 4\), one value per patch"
+        VitrailError, match=r"shape \(1, 3, 5\) for a batch of 1: expected \(1, 4, 4\), one value per patch"
     ):
         vitrail.explain(model, photo, "off_grid")
     with pytest.raises(VitrailError, match="one value per patch"):

@@ -36,16 +36,18 @@ def bench(
         Path | None, typer.Argument(metavar="PLAN.toml", help="Plan file; options override its settings.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", help="Models, comma-separated or repeated.")
+        list[str] | None, typer.Option("--model", "-m", metavar="MODELS", help="Models, comma-separated or repeated.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Data set: scenes:100, imagenet:DIR, a folder, …; see docs/data.md.")
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option(help="Methods, e.g. tis or rise(masks=256), comma-separated or repeated.")
+        list[str] | None,
+        typer.Option(metavar="METHODS", help="Methods, e.g. tis or rise(masks=256), comma-separated or repeated."),
     ] = None,
     metrics: Annotated[
-        list[str] | None, typer.Option(help="Metrics, e.g. deletion(steps=32), comma-separated or repeated.")
+        list[str] | None,
+        typer.Option(metavar="METRICS", help="Metrics, e.g. deletion(steps=32), comma-separated or repeated."),
     ] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Number of images to sample; default: all.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling; default: 0.")] = None,

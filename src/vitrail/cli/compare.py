@@ -39,8 +39,9 @@ def compare(
     methods: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="METHODS",
             help="Names, globs or calls such as rise(masks=32), comma-separated or repeated; "
-            "default: all methods but those based on masks."
+            "default: all methods but those based on masks.",
         ),
     ] = None,
     targets: Annotated[
@@ -48,6 +49,7 @@ def compare(
         typer.Option(
             "--targets",
             "--target",
+            metavar="CLASSES",
             help="Classes, comma-separated or repeated, a row each: names, numbers, @label (the true class) or "
             "@predicted, the default.",
         ),

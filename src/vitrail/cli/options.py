@@ -37,7 +37,7 @@ ModelName = Annotated[
 NumClasses = Annotated[int | None, typer.Option(help="Number of classes of the head.")]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
 Params = Annotated[
-    list[str] | None, typer.Option("--param", "-p", help="Parameter of the method as name=value; repeatable.")
+    list[str] | None, typer.Option("--param", "-p", metavar="NAME=VALUE", help="Parameter of the method; repeatable.")
 ]
 Plugins = Annotated[
     list[Path] | None,

@@ -24,7 +24,12 @@ BACKLOG = 512
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help="Models to serve, comma-separated or repeated; default: photo and scenes."),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODELS",
+            help="Models to serve, comma-separated or repeated; default: photo and scenes.",
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; non-loopback addresses require a token.")

@@ -94,8 +94,8 @@ def class_map(view: View, data: DataSet) -> Callable[[int], int]:
         return lambda label: label
     if errors:
         raise VitrailError(
-            f"{data.name} has {len(names)} classes and {view.name} has {view.num_classes}, whose names do not match "
-            f"({errors[0]}) Give a model with the data set's classes, or its labels=."
+            f"the classes of {data.name} ({len(names)}) and {view.name} ({view.num_classes}) differ, and their names "
+            f"do not match: {errors[0]} Give a model with the data set's classes, or its labels=."
         )
 
     def mapped(label: int) -> int:

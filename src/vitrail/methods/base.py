@@ -211,7 +211,7 @@ class Method:
             expected = f"{(count, *grid)}, one value per patch of {self.model.name}"
         if expected is not None:
             raise VitrailError(
-                f"{name} gave maps of shape {tuple(maps.shape)} for {count} images: expected {expected}."
+                f"{name} gave maps of shape {tuple(maps.shape)} for a batch of {count}: expected {expected}."
             )
 
 
