@@ -164,3 +164,12 @@ def test_embedded_models_are_complete_or_say_that_they_are_not_there() -> None:
     assert view.num_classes == len(view.labels or ())
     with pytest.raises(VitrailError, match=r"takes no labels"):
         vitrail.load(embedded.names()[0], labels=["a"])
+
+
+def test_preprocessing_of_the_user_is_kept_and_loads_again() -> None:
+    settings = {"fit": "pad", "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5), "interpolation": "nearest"}
+    view = vitrail.load("scenes", **settings)
+    assert view.preprocessing == vitrail.load("scenes").preprocessing.changed(**settings)
+    assert view.spec == {"name": "scenes", **settings}
+    wrapped = vitrail.wrap(view.module, **settings, crop_pct=0.9)
+    assert (wrapped.preprocessing.fit, wrapped.preprocessing.crop_pct) == ("border", 0.9)

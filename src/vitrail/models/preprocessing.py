@@ -29,7 +29,7 @@ IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
 _MAX_RESIZED_PIXELS = 64_000_000
 _TINY = 8  # pixels of an edge below which nothing is recognisable
-_LEAST_SEEN = 0.25  # part of an image that the input should show, and the least ratio of its two scales
+_LEAST_SEEN = 0.15  # part of an image that the input should show, and the least ratio of its two scales
 
 
 @dataclass(frozen=True)
