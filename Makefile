@@ -2,8 +2,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-# A photograph in the public domain (Rear Admiral Grace Hopper) that matplotlib ships.
-PHOTO := import matplotlib; print(matplotlib.get_data_path() + "/sample_data/grace_hopper.jpg")
+# A photograph that the embedded model recognises: a cup of espresso.
+PHOTO := src/vitrail/app/samples/coffee.jpg
 
 .PHONY: demo test test-all lint docs browser clean
 
@@ -15,7 +15,11 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/vitrail explain "$$($(BIN)/python -c '$(PHOTO)')" --out vitrail-out
+	$(BIN)/vitrail explain $(PHOTO) --out vitrail-out
+	@echo
+	@echo "The model sees an espresso in $(PHOTO)."
+	@echo "Open vitrail-out/coffee.decompx.skipplus.png: red patches speak for this class, blue ones against it."
+	@echo "Next: .venv/bin/vitrail explain YOUR-PHOTO.jpg, or .venv/bin/vitrail serve for the web page."
 
 test: lint browser
 	$(BIN)/python -m pytest -n auto

@@ -186,6 +186,36 @@ def test_classes_are_matched_by_name(view) -> None:
         class_map(view, InMemory([(picture, 0)], labels=["zebra", "elephant"]))
 
 
+@pytest.mark.parametrize(
+    ("labels", "numbered", "label", "index"),
+    [
+        (["", "", "", "{3}"], True, 3, 3),  # a table with the numbers and names of some of the classes
+        (["", "", "", "{3}"], True, 2, 2),
+        (["", "ours"], True, 1, 1),  # names of the user's own are no error
+        (["{5}", "{2}"], True, 0, 5),  # numbers of the user's own
+        (["{3}".upper(), " {1}_"], False, 0, 3),
+    ],
+)
+def test_numbers_are_kept_and_names_checked(view, labels, numbered, label, index) -> None:
+    data = InMemory([], labels=[name.lower().format(*view.labels).upper() for name in labels])
+    data.numbered = numbered
+    assert class_map(view, data)(label) == index
+
+
+def test_numbers_that_contradict_their_names_are_refused(view) -> None:
+    data = InMemory([], labels=["ours", view.labels[5]])
+    data.numbered = True
+    with pytest.raises(VitrailError, match=rf"the number 1 for '{view.labels[5]}', which is class 5 of"):
+        class_map(view, data)
+
+
+def test_a_subset_of_classes_needs_the_names_of_the_model(view) -> None:
+    nameless = replace(view, labels=None)
+    with pytest.raises(VitrailError, match=r"\(2\) .* names do not match"):
+        class_map(nameless, InMemory([], labels=["cat", "dog"]))
+    assert class_map(nameless, InMemory([], labels=["4", "2"]))(0) == 4
+
+
 def test_summary_has_means_intervals_and_counts(view) -> None:
     rows = vitrail.evaluate(view, "scenes:6", "gen_att,random", "sparseness,mean_iou,pointing_game", target="label")
     table = summarise(rows)

@@ -165,6 +165,8 @@ def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
         return Seen(image, source.detach(), (0.0, 0.0, float(view.size[1]), float(view.size[0])), None, True)
     image = read_image(source)
     path = None if isinstance(source, Image.Image | np.ndarray) else str(Path(source).resolve())
+    if doubt := view.preprocessing.doubt(image.size):
+        warnings.warn(doubt if path is None else f"{Path(path).name}: {doubt}", stacklevel=2)
     return Seen(image, view.preprocess(image), view.preprocessing.box(image.size), path)
 
 

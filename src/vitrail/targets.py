@@ -64,7 +64,8 @@ class Target:
             same = self.index[self.index == self.against]
             if len(same):
                 raise VitrailError(
-                    f"target and against are both {view.label(int(same[0]))}: nothing is left to explain."
+                    f"target and against are both {view.label(int(same[0]))}: give another target, or another class "
+                    "against it."
                 )
         return self
 

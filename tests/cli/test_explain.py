@@ -6,6 +6,8 @@ import csv
 import errno
 import json
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -427,3 +429,122 @@ def test_a_full_disk(
     monkeypatch.setattr(os, "fsync", full)
     assert "No space left on device" in error_line(vit("explain", photo, *tiny, "--top", top))
     assert files_in(place) == {"photo.png"}
+
+
+@pytest.fixture
+def labelled(place: Path, vit: Run, tiny: list[str]) -> Path:
+    """A photograph that the model gets right, one that it gets wrong, a mask, and files that are no images."""
+    folder = place / "labelled"
+    noise(0).save(place / "photo.png")
+    vit("explain", place / "photo.png", *tiny, "--out", place / "first")
+    predicted = vitrail.open(place / "first" / "photo.decompx.skipplus.json", check=False).target
+    names = [f"{index}" for index in range(5)]
+    for name, index in (("right.jpg", predicted), ("wrong.jpg", (predicted + 1) % 5)):
+        (folder / names[index]).mkdir(parents=True)
+        noise(0).save(folder / names[index] / name, quality=100, subsampling=0)
+    Image.new("1", (60, 40)).save(folder / names[predicted] / "right.png")
+    (folder / "IMG_1.HEIC").write_text("x")
+    return folder
+
+
+def test_a_labelled_folder_is_read_as_the_benchmark_reads_it(
+    vit: Run, tiny: list[str], labelled: Path, place: Path
+) -> None:
+    result = vit("explain", labelled, *tiny)
+    assert result.code == 0, result.err
+    assert "IMG_1.HEIC (HEIC needs an extra package: pip install pillow-heif)" in result.out
+    with open(place / "vitrail-out" / "explanations.csv", newline="") as file:
+        rows = {Path(row["image"]).name: row for row in csv.DictReader(file)}
+    assert rows.keys() == {"right.jpg", "wrong.jpg"}
+    assert rows["right.jpg"]["true"] == rows["right.jpg"]["label"]
+    assert rows["wrong.jpg"]["true"] not in ("", rows["wrong.jpg"]["label"])
+    assert f"the true class is {rows['wrong.jpg']['true']}" in result.out
+    explained = vitrail.open(place / "vitrail-out" / "wrong.decompx.skipplus.json", check=False)
+    assert explained.true_label == rows["wrong.jpg"]["true"]
+    assert vit("bench", "--data", labelled, *tiny, "--methods", "random", "--metrics", "sparseness").code == 0
+
+
+def test_why_is_it_wrong(vit: Run, tiny: list[str], labelled: Path, place: Path) -> None:
+    result = vit("explain", labelled, *tiny, "--target", "@label", "--against", "@predicted")
+    assert result.code == 0, result.err
+    assert "right.jpg: the model is right here" in result.out
+    explained = vitrail.open(place / "vitrail-out" / "wrong.decompx.skipplus.label.not-predicted.json", check=False)
+    assert (explained.label, explained.against) == (explained.true_label, explained.top[0][0])
+    with open(place / "vitrail-out" / "explanations.csv", newline="") as file:
+        rows = {Path(row["image"]).name: row for row in csv.DictReader(file)}
+    assert (rows["right.jpg"]["error"], rows["wrong.jpg"]["skipped"]) == ("", "")
+    assert "the model is right" in rows["right.jpg"]["skipped"]
+    (wrong,) = labelled.rglob("wrong.jpg")
+    (right,) = labelled.rglob("right.jpg")
+    options = [*tiny, "--methods", "rollout,grad_cam", "--target", "@label", "--against", "@predicted"]
+    (wrong.parent / "labels.csv").write_text(f"wrong.jpg,{wrong.parent.name}\n")
+    assert vit("compare", wrong, *options).code == 0
+    compared = json.loads((place / "vitrail-out" / "wrong.compare.label.not-predicted.json").read_text())
+    assert [item["against"] for item in compared] == [None, explained.against]  # rollout is the same for every class
+    (right.parent / "labels.csv").write_text(f"right.jpg,{right.parent.name}\n")
+    assert "the model is right here" in error_line(vit("compare", right, *options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "@label"], "@label is the true class, which is not known of this image: put it into a folder"),
+        (["--target", "@truth"], "there is no class '@truth': expected @label, @predicted, a name or a number"),
+        (["--against", "@predicted"], "--target and --against are both @predicted: use two different classes"),
+        (["--against", "LIKELIEST"], "the predicted class and --against are both .* --target, e.g. --target @label"),
+    ],
+)
+def test_questions_without_an_answer(
+    options: list[str], message: str, vit: Run, tiny: list[str], photo: Path, place: Path
+) -> None:
+    if "LIKELIEST" in options:
+        vit("explain", photo, *tiny)
+        saved = vitrail.open(place / "vitrail-out" / "photo.decompx.skipplus.json", check=False)
+        options = ["--against", str(saved.target)]
+    assert re.search(message, error_line(vit("explain", photo, *tiny, *options)))
+
+
+def test_preprocessing_is_the_users(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    options = ["--fit", "pad", "--mean", "0.1,0.2,0.3", "--std", "0.5", "--interpolation", "nearest"]
+    result = vit("explain", photo, *tiny, *options)
+    assert result.code == 0, result.err
+    assert "longer edge scaled to 32 pixels, the rest padded (nearest); mean 0.1, 0.2, 0.3; std 0.5" in result.out
+    saved = json.loads((place / "vitrail-out" / "photo.decompx.skipplus.json").read_text())["model"]["preprocessing"]
+    assert (saved["fit"], saved["mean"], saved["interpolation"]) == ("border", [0.1, 0.2, 0.3], "nearest")
+    reopened = vitrail.open(place / "vitrail-out" / "photo.decompx.skipplus.json")  # loads with the same options
+    assert reopened.model is not None
+    assert reopened.model.preprocessing.to_dict() == saved
+    plan = ["--data", place, "--methods", "random", "--metrics", "sparseness", "--out", place / "run"]
+    result = vit("bench", *plan, *tiny, *options, "--crop-pct", 0.9)
+    assert result.code == 0, result.err
+    assert "fit pad, mean [0.1, 0.2, 0.3], std [0.5], crop_pct 0.9, interpolation nearest" in result.out.replace(
+        "\n", " "
+    )
+    assert "fit" in (place / "run" / "plan.toml").read_text()
+    for wrong, message in (
+        (["--fit", "stretch"], "expected squash, crop or pad"),
+        (["--mean", "a,b,c"], "--mean is 'a,b,c', expected one number or three"),
+        (["--std", "0.5,0.5"], "expected three numbers, one per colour"),
+    ):
+        assert message in error_line(vit("explain", photo, *tiny, *wrong))
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "message"),
+    [
+        ((1, 1), [], "only 1 × 1 pixels"),
+        ((900, 30), ["--fit", "crop"], "sees 3% of the image"),
+        ((900, 30), ["--fit", "squash"], "30 times more in one direction"),
+        ((900, 30), ["--fit", "pad"], None),
+        ((60, 40), [], None),
+    ],
+)
+def test_images_that_the_model_hardly_sees_are_warned_about(
+    size: tuple[int, int], options: list[str], message: str | None, vit: Run, tiny: list[str], place: Path
+) -> None:
+    Image.new("RGB", size).save(place / "odd.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        result = vit("explain", place / "odd.png", *tiny, *options)
+    assert result.code == 0, result.err
+    assert (message in result.err) if message else (result.err == "")

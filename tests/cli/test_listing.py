@@ -81,3 +81,27 @@ def test_help_is_true(vit: Run) -> None:
 
 def test_version(vit: Run) -> None:
     assert vit("--version") == (0, f"vitrail {vitrail.__version__}\n", "")
+
+
+def test_methods_and_metrics_of_a_plugin(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    (place / "mine.py").write_text(
+        "import vitrail\n"
+        '@vitrail.method("brightest", needs="logits", cost=(0, 0))\n'
+        "def brightest(model, images, target):\n"
+        "    return images.mean(1)\n"
+    )
+    plugin = ["--plugin", place / "mine.py"]
+    assert "no method matches 'brightest'" in error_line(vit("methods", "brightest"))
+    assert "1 method matching 'brightest'" in vit("methods", "brightest", *plugin).out
+    assert vit("explain", photo, *tiny, "--method", "brightest", *plugin).code == 0
+    assert vit("compare", photo, *tiny, "--methods", "brightest", *plugin).code == 0
+    run = vit("bench", "--data", photo, *tiny, "--methods", "brightest", "--metrics", "sparseness", *plugin)
+    assert (run.code, run.err) == (0, "")
+    assert "1 image measured, 0 known before: 1 row in" in run.out
+    assert "is not a Python file" in error_line(vit("serve", "--plugin", "missing.py"))
+
+
+@pytest.mark.parametrize("command", ["explain", "compare", "bench", "report", "reproduce", "serve", "methods"])
+def test_help_names_values_not_python_types(command: str, vit: Run) -> None:
+    _, options = vit(command, "--help").out.split(" Options ")
+    assert "list[" not in options

@@ -7,6 +7,7 @@ import pytest
 from tests.data.layouts import picture, text, values
 
 from vitrail.data import ImageFolder
+from vitrail.data.folder import label_of
 from vitrail.errors import VitrailError
 
 TRIMAP = np.array([[2, 2, 3, 3], [2, 3, 1, 1], [2, 3, 1, 1]])
@@ -52,11 +53,60 @@ def test_flat_folder_has_no_labels(tmp_path):
     assert [(example.label, example.objects) for example in data] == [(None, ())] * 3
 
 
-def test_pictures_beside_folders_are_ambiguous(tmp_path):
+def test_pictures_beside_folders_have_no_label(tmp_path):
     picture(tmp_path / "a.png")
     picture(tmp_path / "cat" / "b.png")
-    with pytest.raises(VitrailError, match="both images and folders of images"):
+    data = ImageFolder(tmp_path)
+    assert [(example.id, example.label) for example in data] == [("a.png", None), ("cat/b.png", 0)]
+
+
+def test_masks_are_no_images_without_a_table_too(tmp_path):
+    picture(tmp_path / "cat" / "a.jpg", (4, 3))
+    values(tmp_path / "cat" / "a.png", TRIMAP)
+    data = ImageFolder(tmp_path)
+    assert (data.ids, dict(data.skipped)) == (["cat/a.jpg"], {})
+    assert np.array_equal(data[0].objects[0].mask, TRIMAP == 1)
+
+
+def test_every_file_that_is_skipped_has_its_reason(tmp_path):
+    picture(tmp_path / "a.jpg")
+    picture(tmp_path / "b.jpg")
+    text(tmp_path / "IMG_1.HEIC", "x")
+    text(tmp_path / "notes.txt", "x")
+    data = ImageFolder(tmp_path)
+    assert list(data.skipped) == ["IMG_1.HEIC", "notes.txt"]
+    assert "pip install pillow-heif" in data.skipped["IMG_1.HEIC"]
+    assert data[:1].skipped == data.skipped
+    text(tmp_path / "labels.csv", "a.jpg,0\n")
+    assert ImageFolder(tmp_path).skipped["b.jpg"] == "not listed in labels.csv"
+
+
+def test_a_folder_of_nothing_but_heic_says_what_to_install(tmp_path):
+    text(tmp_path / "IMG_1.heic", "x")
+    with pytest.raises(VitrailError, match=r"no image found .*pip install pillow-heif"):
         ImageFolder(tmp_path)
+
+
+def test_results_of_vitrail_are_no_images(tmp_path):
+    for name in ("a.png", "why.png"):
+        picture(tmp_path / name)
+    text(tmp_path / "why.json", '{"vitrail": "1"}')
+    assert ImageFolder(tmp_path).ids == ["a.png"]
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("file,label\ncat/a.jpg,7\n", (7, True)),
+        ("file,label,name\ncat/a.jpg,7,ant\n", (7, True)),
+        ("file,label\ncat/a.jpg,tabby\n", ("tabby", True)),
+        ("file,label\nother.jpg,tabby\n", ("cat", False)),
+    ],
+)
+def test_the_label_of_a_single_file(tmp_path, table, expected):
+    path = picture(tmp_path / "cat" / "a.jpg")
+    text(tmp_path / "labels.csv", table)
+    assert label_of(path) == expected
 
 
 def test_missing_and_empty_folders(tmp_path):
@@ -75,7 +125,7 @@ def test_missing_and_empty_folders(tmp_path):
         ("b.png,1\nsub/a.png,0\n", [1, 0], None),
         ("b.png,zebra\nsub/a.png,ant\n", [1, 0], ("ant", "zebra")),
         ('path,class,extra\nb.png,"zebra, plains",7\nsub/a.png,ant,8\n', [1, 0], ("ant", "zebra, plains")),
-        ("index,file,name\n2,b.png,cat\n0,sub/a.png,ant\n", [2, 0], ("ant", "class 1", "cat")),
+        ("index,file,name\n2,b.png,cat\n0,sub/a.png,ant\n", [2, 0], ("ant", "", "cat")),
         ("file,label\nb.png,1\nsub/a.png,\n", [1, None], None),
         ("file\nb.png\nsub/a.png\n", [None, None], None),
         ("file,wnid\nb.png,n02\nsub/a.png,n01\n", [1, 0], ("n01", "n02")),
@@ -102,7 +152,7 @@ def test_table_without_header_is_told_by_its_values(tmp_path):
     ]
     text(tmp_path / "labels.tsv", "\n".join(rows))
     data = ImageFolder(tmp_path)
-    assert (data.labels[3], data.labels[4], data.labels[5]) == ("big fish, small fish", "class 4", "shark")
+    assert (data.labels[3], data.labels[4], data.labels[5]) == ("big fish, small fish", "", "shark")
     first, second = data
     assert [(item.label, item.box) for item in first.objects] == [(3, (30, 6.3, 99.8, 20.5)), (3, (0, 0, 20, 50))]
     assert (second.objects, second.label) == ((), 5)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.common import noise
+from tests.helpers import viewed
 from torch import Tensor
 
 import vitrail
@@ -87,7 +88,7 @@ def test_maps_of_the_wrong_shape_are_refused(shape: tuple[int, ...], model: View
 def test_token_maps_are_on_the_grid(model: View, photo: Image.Image) -> None:
     vitrail.method("off_grid")(lambda model, images, target: torch.zeros(len(images), 3, 5))
     with pytest.raises(
-        VitrailError, match=r"shape \(1, 3, 5\) for 1 images: expected \(1, 4, 4\), one value per patch"
+        VitrailError, match=r"shape \(1, 3, 5\) for a batch of 1: expected \(1, 4, 4\), one value per patch"
     ):
         vitrail.explain(model, photo, "off_grid")
     with pytest.raises(VitrailError, match="one value per patch"):
@@ -123,3 +124,28 @@ def test_a_method_without_a_name_is_refused_at_once() -> None:
 def test_names_that_a_method_cannot_have(name: str) -> None:
     with pytest.raises(VitrailError):
         vitrail.method(name)(lambda model, images, target: images)
+
+
+def test_a_function_may_take_against(model: View, photo: Image.Image) -> None:
+    @vitrail.method("contrast")
+    def contrast(model: Any, images: Tensor, target: Tensor, against: Tensor | None = None) -> Tensor:
+        return torch.full((len(images), *model.grid), -1.0 if against is None else float(against[0]))
+
+    assert vitrail.list_methods()["contrast"].params == {}
+    assert vitrail.explain(model, photo, "contrast", target=0, against=3).map.unique().tolist() == [3]
+    assert vitrail.explain(model, photo, "contrast").map.unique().tolist() == [-1]
+
+
+def test_the_refusal_of_an_own_method_has_its_own_reason(photo: Image.Image) -> None:
+    swin = viewed("timm_swin", torch.float32)[2]
+    vitrail.method("by_function")(lambda model, images, target: images.mean(1))
+
+    @vitrail.method("by_class")
+    class ByClass(vitrail.Method):
+        """Registered for tokens, as by default."""
+
+    for name in ("by_function", "by_class"):
+        with pytest.raises(VitrailError, match=rf'{name} cannot explain .* register it with needs="logits"'):
+            vitrail.explain(swin, photo, name)
+    with pytest.raises(VitrailError, match=r"by_class\.plus does not exist: it has no scores of layers"):
+        vitrail.explain(swin, photo, "by_class.plus")

@@ -105,6 +105,8 @@ def animals() -> View:
         ("tabby c", 3),
         ("great", 0),
         ("tiger s", 1),
+        ("Great_White-Shark", 0),
+        ("tiger-cat", 2),
     ],
 )
 def test_a_class_is_found(target: Any, index: int, animals: View) -> None:
@@ -135,7 +137,7 @@ def test_a_class_is_not_found(target: Any, message: str, animals: View) -> None:
 def test_names_that_contain_the_word_are_proposed_first() -> None:
     labels = ["fur coat", "plate", "bobcat", "Persian cat", "crane"]
     view = vitrail.wrap(viewed("timm_vit", torch.float32)[1], labels=labels)
-    with pytest.raises(VitrailError, match=r"Did you mean 'persian cat', 'bobcat'\?"):
+    with pytest.raises(VitrailError, match=r"Did you mean 'Persian cat', 'bobcat'\?"):
         view.class_index("cat")
 
 

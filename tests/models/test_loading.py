@@ -80,11 +80,28 @@ def test_a_backbone_name_loads_with_a_checkpoint_that_has_a_head(tmp_path: Path)
 def test_weights_that_cannot_be_fetched_are_one_quick_clear_error() -> None:
     begin = time.perf_counter()
     for name in (NAME, "hf:google/vit-base-patch16-224"):
-        with pytest.raises(VitrailError, match=r"offline, give checkpoint=FILE") as caught:
+        with pytest.raises(VitrailError, match=r"is not in the cache.*is offline: give checkpoint=FILE") as caught:
             vitrail.load(name)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
     assert time.perf_counter() - begin < 20
+
+
+def test_a_hub_that_cannot_be_reached_is_not_asked_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    begin = time.perf_counter()
+    for name in (NAME, "hf:google/vit-base-patch16-224"):
+        with pytest.raises(VitrailError, match=r"is not in the cache.*127\.0\.0\.1:9.* is offline") as caught:
+            vitrail.load(name)
+        assert "\n" not in str(caught.value)
+    assert time.perf_counter() - begin < 15  # the hub's own retries take a minute
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_every_name_that_is_offered_can_be_seen_through() -> None:
@@ -147,3 +164,12 @@ def test_embedded_models_are_complete_or_say_that_they_are_not_there() -> None:
     assert view.num_classes == len(view.labels or ())
     with pytest.raises(VitrailError, match=r"takes no labels"):
         vitrail.load(embedded.names()[0], labels=["a"])
+
+
+def test_preprocessing_of_the_user_is_kept_and_loads_again() -> None:
+    settings = {"fit": "pad", "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5), "interpolation": "nearest"}
+    view = vitrail.load("scenes", **settings)
+    assert view.preprocessing == vitrail.load("scenes").preprocessing.changed(**settings)
+    assert view.spec == {"name": "scenes", **settings}
+    wrapped = vitrail.wrap(view.module, **settings, crop_pct=0.9)
+    assert (wrapped.preprocessing.fit, wrapped.preprocessing.crop_pct) == ("border", 0.9)

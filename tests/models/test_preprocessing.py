@@ -289,3 +289,57 @@ def test_wrong_configs() -> None:
         Preprocess.from_dict({"size": [224, 224], "colour": "red"})
     with pytest.raises(VitrailError, match="keys"):
         Preprocess.from_dict({})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {}),
+        ({"fit": "crop", "interpolation": "nearest"}, {"interpolation": "nearest"}),
+        ({"fit": "pad"}, {"fit": "border", "resize": None}),
+        ({"fit": "squash", "crop_pct": 0.5}, {"fit": "squash", "resize": None, "crop_pct": 0.5}),
+        ({"crop_pct": 0.875}, {"crop_pct": 0.875, "resize": None}),
+        ({"mean": 0.5, "std": [0.1, 0.2, 0.3]}, {"mean": (0.5, 0.5, 0.5), "std": (0.1, 0.2, 0.3)}),
+    ],
+)
+def test_settings_of_the_user(settings, expected):
+    base = Preprocess((224, 224), resize=256)
+    assert base.changed(**settings) == replace(base, **expected)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"fit": "stretch"}, {"mean": "grey"}, {"std": 0}, {"crop_pct": 0}, {"interpolation": "cubic"}]
+)
+def test_wrong_settings_of_the_user(settings):
+    with pytest.raises(VitrailError, match=r"preprocessing has .* expected"):
+        Preprocess((224, 224)).changed(**settings)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (
+            Preprocess((224, 224), resize=256),
+            "shorter edge scaled to 256 pixels (bicubic); 224×224 cut from",
+        ),
+        (Preprocess((224, 224), fit="squash"), "squashed to 224×224 (bicubic); mean 0.485, 0.456, 0.406"),
+        (Preprocess((8, 8), fit="border"), "longer edge scaled to 8 pixels, the rest padded (bicubic); mean"),
+    ],
+)
+def test_what_happens_to_an_image_in_words(steps, text):
+    assert steps.describe().startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("fit", "size", "doubt"),
+    [
+        ("crop", (1, 1), "only 1 × 1 pixels"),
+        ("crop", (3000, 100), "sees 3% of the image"),
+        ("squash", (100, 3000), "30 times more in one direction"),
+        ("border", (3000, 100), None),
+        ("crop", (400, 200), None),
+    ],
+)
+def test_images_that_are_hardly_seen(fit, size, doubt):
+    reason = Preprocess((224, 224), fit=fit).doubt(size)
+    assert reason is None if doubt is None else doubt in reason

@@ -436,7 +436,7 @@ def test_each_run_is_told_with_what_it_measured(tmp_path: Path, capsys: pytest.C
     many = Made(data="folder:others").write(tmp_path / "many")
     run([few, many], tmp_path / "both", ["csv"])
     told = capsys.readouterr().out
-    assert "24 images, 1 methods, 1 metrics" in told
+    assert "24 images, 1 method, 1 metric" in told
     assert "24 images, 4 methods, 4 metrics" in told
     assert "No image" not in told
     run([few], tmp_path / "one", ["csv"])

@@ -139,6 +139,10 @@ def _is_integer(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_list(value: Any, matches: Callable[[Any], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(matches, value))
 
@@ -146,6 +150,7 @@ def _is_list(value: Any, matches: Callable[[Any], bool]) -> bool:
 TEXT = Expected("text in UTF-8", _is_text)
 CALLS = Expected('a list of strings, as ["tis", "rise(masks=256)"]', lambda value: _is_list(value, _is_text))
 COUNT = Expected("an integer ≥ 1", lambda value: _is_integer(value, 1))
+COLOUR = Expected("three numbers, one per colour", lambda value: _is_list(value, _is_number))
 FLAG = Expected("true or false", lambda value: isinstance(value, bool))
 TABLE = Expected("a table of names and values", lambda value: isinstance(value, Mapping))
 EXPECTED = {
@@ -176,6 +181,11 @@ EXPECTED_OPTIONS = {  # others go to the library that builds the model
         lambda value: COUNT.matches(value) or (_is_list(value, COUNT.matches) and len(value) == 2),
     ),
     "output": TEXT,
+    "fit": TEXT,
+    "mean": COLOUR,
+    "std": COLOUR,
+    "crop_pct": Expected("a number", _is_number),
+    "interpolation": TEXT,
     "device": TEXT,
     "dtype": TEXT,
 }

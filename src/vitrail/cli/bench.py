@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,11 @@ from rich.markup import escape
 
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.calls import split_list
-from vitrail.cli.options import Checkpoint, Device, ImgSize, Labels, NumClasses, Retry, weight_options
+from vitrail.cli import options
+from vitrail.cli.outputs import plural
+from vitrail.cli.sources import print_skipped
 from vitrail.errors import VitrailError
+from vitrail.plugins import load_plugins
 from vitrail.progress import watched
 
 if TYPE_CHECKING:
@@ -33,16 +36,18 @@ def bench(
         Path | None, typer.Argument(metavar="PLAN.toml", help="Plan file; options override its settings.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", help="Models, comma-separated or repeated.")
+        list[str] | None, typer.Option("--model", "-m", metavar="MODELS", help="Models, comma-separated or repeated.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Data set: scenes:100, imagenet:DIR, a folder, …; see docs/data.md.")
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option(help="Methods, e.g. tis or rise(masks=256), comma-separated or repeated.")
+        list[str] | None,
+        typer.Option(metavar="METHODS", help="Methods, e.g. tis or rise(masks=256), comma-separated or repeated."),
     ] = None,
     metrics: Annotated[
-        list[str] | None, typer.Option(help="Metrics, e.g. deletion(steps=32), comma-separated or repeated.")
+        list[str] | None,
+        typer.Option(metavar="METRICS", help="Metrics, e.g. deletion(steps=32), comma-separated or repeated."),
     ] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Number of images to sample; default: all.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling; default: 0.")] = None,
@@ -55,7 +60,7 @@ def bench(
         bool, typer.Option("--deterministic", help="Bitwise reproducible: one image at a time.")
     ] = False,
     maps: Annotated[bool, typer.Option(help="Store maps and thumbnails for the report.")] = True,
-    retry: Retry = False,
+    retry: options.Retry = False,
     cluster: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, local or ray://HOST:PORT.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of workers on the cluster; default: one per GPU, or CPU.")
@@ -63,11 +68,17 @@ def bench(
     watch: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Only watch a run that is in progress elsewhere.")
     ] = None,
-    checkpoint: Checkpoint = None,
-    labels: Labels = None,
-    num_classes: NumClasses = None,
-    img_size: ImgSize = None,
-    device: Device = "auto",
+    checkpoint: options.Checkpoint = None,
+    labels: options.Labels = None,
+    num_classes: options.NumClasses = None,
+    img_size: options.ImgSize = None,
+    fit: options.Fit = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    crop_pct: options.CropPct = None,
+    interpolation: options.Interpolation = None,
+    plugin: options.Plugins = None,
+    device: options.Device = "auto",
 ) -> None:
     """Benchmark methods by metrics on many images; the same command resumes an interrupted run."""
     if watch is not None:
@@ -76,34 +87,39 @@ def bench(
     settings = {"data": data, "methods": methods, "metrics": metrics, "images": images, "seed": seed, "target": target,
                 "protocol": protocol, "batch_size": batch_size, "deterministic": deterministic or None,
                 "maps": None if maps else False}  # fmt: skip
-    weights = weight_options(checkpoint, labels, num_classes, img_size)
-    if run(make_plan(plan, model, weights, settings, preset), out, device, retry, cluster, workers):
+    load_options = options.load_options(
+        checkpoint=checkpoint, labels=labels, num_classes=num_classes, img_size=img_size, fit=fit, mean=mean, std=std,
+        crop_pct=crop_pct, interpolation=interpolation,
+    )  # fmt: skip
+    plugins = [path.expanduser().resolve() for path in plugin or []]
+    load_plugins(plugins)
+    if run(make_plan(plan, model, load_options, settings, preset), out, device, retry, cluster, workers, plugins):
         raise typer.Exit(1)
 
 
 def make_plan(
     path: Path | None,
     models: list[str] | None,
-    weights: Mapping[str, Any],
+    load_options: Mapping[str, Any],
     settings: Mapping[str, Any],
     preset: str | None,
 ) -> Plan:
     """The plan of a file, overridden by the options of the command line."""
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in weights.items()}
+    model_options = {name: str(value) if isinstance(value, Path) else value for name, value in load_options.items()}
     chosen: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     for name in ("methods", "metrics"):
         if name in chosen:
             chosen[name] = split_list(chosen[name])
     if models:
-        chosen["models"] = [ModelSpec(name, dict(options)) for name in split_list(models)]
-    elif options:
-        raise VitrailError(f"{', '.join(options)} requires a model: name it with --model.")
+        chosen["models"] = [ModelSpec(name, dict(model_options)) for name in split_list(models)]
+    elif model_options and path is not None:
+        raise VitrailError(f"{', '.join(model_options)} requires a model: name it with --model.")
     if path is not None:
         plan = replace(Plan.read(path), **chosen)
     else:
         if "data" not in chosen:
             raise VitrailError("no data set is given: use --data, e.g. scenes:100 or imagenet:DIR, or a plan file.")
-        plan = Plan(**{"models": [ModelSpec(default_model(chosen["data"]))], **chosen})
+        plan = Plan(**{"models": [ModelSpec(default_model(chosen["data"]), model_options)], **chosen})
     return plan if preset is None else plan.with_preset(preset)
 
 
@@ -112,7 +128,15 @@ def default_model(data: str) -> str:
     return "scenes" if data.split(":", maxsplit=1)[0] == "scenes" else "photo"
 
 
-def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = None, workers: int | None = None) -> int:
+def run(
+    plan: Plan,
+    out: Path,
+    device: str,
+    retry: bool,
+    cluster: str | None = None,
+    workers: int | None = None,
+    plugins: Sequence[Path] = (),
+) -> int:
     """Runs the plan and prints a summary; returns the number of failures, earlier ones included."""
     if workers is not None and cluster is None:
         raise VitrailError(f"--workers {workers} is for a cluster: give --cluster too.")
@@ -126,6 +150,7 @@ def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = N
     console = Console(highlight=False)
 
     def load(spec: ModelSpec) -> View:
+        load_plugins(plugins)  # a worker of a cluster is another process
         return load_model(replace(spec, options={"device": device, **spec.options}))
 
     console.print(
@@ -133,6 +158,8 @@ def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = N
         soft_wrap=True,
     )
     store, data = Store(out), open_plan_data(plan)
+    print_skipped(console, data.name, data.skipped)
+    _print_preprocessing(console, plan)
     board = board_of(plan, store, data.ids, errors=not retry)
     live = Live(board, console=console, refresh_per_second=1) if console.is_terminal else None
     watch = board.see if live else Lines(board, console).see
@@ -151,8 +178,8 @@ def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = N
         if board.started or isinstance(error.__cause__, OSError):
             rows = store.rows(["image"])
             console.print(
-                f"The run stopped early: {rows['image'].nunique()} images with {len(rows)} rows were measured and are "
-                f"kept in [bold]{escape(str(out))}[/]; the same command resumes.",
+                f"The run stopped early: {plural(rows['image'].nunique(), 'image')} with {plural(len(rows), 'row')} "
+                f"measured so far, kept in [bold]{escape(str(out))}[/]; the same command resumes.",
                 soft_wrap=True,
             )
         raise
@@ -162,13 +189,27 @@ def run(plan: Plan, out: Path, device: str, retry: bool, cluster: str | None = N
     return outcome.failed
 
 
+def _print_preprocessing(console: Console, plan: Plan) -> None:
+    """The preprocessing that the plan sets for its models."""
+    for spec in plan.models:
+        names = ("fit", "mean", "std", "crop_pct", "interpolation")
+        settings = {name: spec.options[name] for name in names if name in spec.options} | spec.preprocessing
+        if settings:
+            text = ", ".join(f"{name} {value}" for name, value in settings.items())
+            console.print(f"Preprocessing of {escape(spec.name)}: {escape(text)}", soft_wrap=True)
+
+
 def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:
-    images, rows = f"{outcome.images} images measured, {outcome.known} known before", f"{outcome.rows} rows"
+    images = f"{plural(outcome.images, 'image')} measured, {outcome.known} known before"
+    rows = plural(outcome.rows, "row")
     console.print(f"{images}: {rows} in {outcome.seconds:.0f} s.", soft_wrap=True)
     if outcome.failed:
         before = f" ({outcome.failed_before} in an earlier call: use --retry)" if outcome.failed_before else ""
         first = escape(outcome.first_error or "")
-        console.print(f"[red]{outcome.failed} could not be measured[/]{before}. First error: {first}", soft_wrap=True)
+        console.print(
+            f"[red]{plural(outcome.failed, 'row')} could not be measured[/]{before}. First error: {first}",
+            soft_wrap=True,
+        )
     console.print(f"Report: [bold]vitrail report {escape(str(out))}[/]", soft_wrap=True)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +17,13 @@ from rich.progress import track
 
 from vitrail.calls import join_call, parse_parameters, split_call, split_list
 from vitrail.cli import options
-from vitrail.cli.explain import find_images, print_estimate, print_model, print_top
-from vitrail.cli.outputs import class_part, file_stems, join_parts, params_part, plural
+from vitrail.cli.explain import print_estimate, print_model, print_top, ranked_classes
+from vitrail.cli.outputs import file_stems, join_parts, params_part, plural
+from vitrail.cli.questions import Question
+from vitrail.cli.sources import Source, find_sources, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
+from vitrail.plugins import load_plugins
 from vitrail.show.look import ALPHA, Look
 
 if TYPE_CHECKING:
@@ -39,8 +42,9 @@ def compare(
     methods: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="METHODS",
             help="Names, globs or calls such as rise(masks=32), comma-separated or repeated; "
-            "default: about eight recommended methods."
+            "default: about eight recommended methods.",
         ),
     ] = None,
     everything: Annotated[
@@ -48,7 +52,13 @@ def compare(
     ] = False,
     targets: Annotated[
         list[str] | None,
-        typer.Option(help="Classes, comma-separated or repeated, a row each; default: the predicted class."),
+        typer.Option(
+            "--targets",
+            "--target",
+            metavar="CLASSES",
+            help="Classes, comma-separated or repeated, a row each: names, numbers, @label (the true class) or "
+            "@predicted, the default.",
+        ),
     ] = None,
     against: options.Against = None,
     out: options.Out = Path("vitrail-out"),
@@ -60,6 +70,12 @@ def compare(
     labels: options.Labels = None,
     num_classes: options.NumClasses = None,
     img_size: options.ImgSize = None,
+    fit: options.Fit = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    crop_pct: options.CropPct = None,
+    interpolation: options.Interpolation = None,
+    plugin: options.Plugins = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
 ) -> None:
@@ -68,47 +84,45 @@ def compare(
         raise VitrailError("--all draws every method and --methods those named: use only one of them.")
     if Path(image).is_dir():
         raise VitrailError(f"compare takes one image, but {image} is a folder: use vitrail explain for folders.")
-    (path,) = find_images([image], out)
+    (source,) = find_sources([image], out)
     params = parse_parameters(param or [])
     look = Look(colormap, alpha, style)
 
     from vitrail.models.loading import load
 
-    weights = options.weight_options(checkpoint, labels, num_classes, img_size)
-    view = load(model, device=device, dtype=dtype, **weights)
+    load_plugins(plugin or [])
+    load_options = options.load_options(
+        checkpoint=checkpoint, labels=labels, num_classes=num_classes, img_size=img_size, fit=fit, mean=mean, std=std,
+        crop_pct=crop_pct, interpolation=interpolation,
+    )  # fmt: skip
+    view = load(model, device=device, dtype=dtype, **load_options)
     calls = every_method(view) if everything else choose(view, split_list(methods or []))
-    classes = [view.class_index(target) for target in options.comma_separated(targets)]
-    rival = None if against is None else view.class_index(against)
-    if rival is not None and rival in classes:
-        raise VitrailError(f"--targets and --against are both {view.label(rival)}: use two different classes.")
     built = build(view, calls, params)
     parts = [shared_part(built, params), *(single_parts(built, params) if methods else ())]
-    run(built, Question(classes, rival), path, out, parts, look)
+    questions = [Question(target, against) for target in options.comma_separated(targets)] or [Question(None, against)]
+    run(built, questions, source, out, parts, look)
 
 
-@dataclass(frozen=True)
-class Question:
-    """The classes to explain, each as opposed to ``against``; no classes = the predicted one."""
-
-    classes: list[int]
-    against: int | None
-
-
-def run(methods: list[Method], question: Question, path: Path, out: Path, parts: list[str], look: Look) -> Path:
+def run(
+    methods: list[Method], questions: list[Question], source: Source, out: Path, parts: list[str], look: Look
+) -> Path:
     """Writes the figure with its JSON file and prints where it is; after Ctrl-C, with the maps computed so far."""
     console = Console(highlight=False)
-    view, classes = methods[0].model, question.classes
+    view = methods[0].model
+    for question in questions:
+        question.check(view)
     print_model(console, view)
+    (label,) = true_classes(console, view, [source])
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every method
-    maps = len(methods) * max(1, len(classes))
+    maps = len(methods) * len(questions)
     passes = sum(forwards + 2 * backwards + 1 for forwards, backwards in (method.passes() for method in methods))
     summary = plural(len(methods), "method")
-    print_estimate(console, view, summary, passes * max(1, len(classes)))
-    (stem,) = file_stems([path], out, _ending(view, parts, question))
+    print_estimate(console, view, summary, passes * len(questions))
+    (stem,) = file_stems([source.path], out, _ending(view, parts, questions))
     rows: list[list[Explanation]] = []
     interrupt = None
     try:
-        _explain(console, path, methods, question, rows)
+        _explain(console, source.path, label, methods, questions, rows)
     except KeyboardInterrupt as error:
         interrupt = error
         rows = [row for row in rows if row]
@@ -125,18 +139,26 @@ def run(methods: list[Method], question: Question, path: Path, out: Path, parts:
 
 
 def _explain(
-    console: Console, path: Path, methods: list[Method], question: Question, rows: list[list[Explanation]]
+    console: Console,
+    path: Path,
+    label: int | None,
+    methods: list[Method],
+    questions: list[Question],
+    rows: list[list[Explanation]],
 ) -> None:
     """Fills the rows map by map, so that an interrupt leaves what is done."""
     from vitrail.api import explain_each, see
 
-    picture = see(methods[0].model, path)  # read once and shared by all explanations
-    targets: Sequence[int | None] = question.classes or [None]
-    for target in targets:
+    view = methods[0].model
+    picture = see(view, path)  # read once and shared by all explanations
+    predicted = ranked_classes(view, picture)[0]
+    for target, against in [question.classes(view, label, predicted) for question in questions]:
         rows.append([])
         for method in track(methods, description="methods", console=console, transient=True):
-            against = question.against if method.info.class_specific else None
-            rows[-1] += explain_each(method, [picture], target, against)
+            rival = against if method.info.class_specific else None
+            for explanation in explain_each(method, [picture], target, rival):
+                explanation.true_label = None if label is None else view.label(label)
+                rows[-1].append(explanation)
 
 
 def _write(picture: Path, rows: list[list[Explanation]], look: Look) -> None:
@@ -147,11 +169,9 @@ def _write(picture: Path, rows: list[list[Explanation]], look: Look) -> None:
     write_together({picture: png_bytes(draw(rows, look)), picture.with_suffix(".json"): content})
 
 
-def _ending(view: View, parts: list[str], question: Question) -> str:
+def _ending(view: View, parts: list[str], questions: list[Question]) -> str:
     """What follows the image's name in the names of the results."""
-    class_parts = [class_part(view, index) for index in question.classes]
-    if question.against is not None:
-        class_parts.append("not-" + class_part(view, question.against))
+    class_parts = [question.parts(view)[0] for question in questions] + questions[0].parts(view)[1:]
     return ".compare" + join_parts([*parts, *class_parts])
 
 

@@ -20,9 +20,12 @@ from rich.table import Table
 
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
-from vitrail.cli.outputs import class_part, file_stems, is_result, join_parts, params_part, plural
+from vitrail.cli.outputs import file_stems, join_parts, params_part, plural
+from vitrail.cli.questions import ContrastError, Question
+from vitrail.cli.sources import Source, find_sources, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
+from vitrail.plugins import load_plugins
 from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look
 
 if TYPE_CHECKING:
@@ -37,15 +40,17 @@ if TYPE_CHECKING:
 SCORING_PASSES = 450  # forward passes of insertion and deletion
 LONG = 10.0  # seconds from which an estimate is printed
 ORDERS = ("name", "probability", "trust")  # of a contact sheet
-COLUMNS = ("image", "class", "label", "probability", "against", "method", "params", "picture", "seconds", "error")
+COLUMNS = (
+    "image", "true", "class", "label", "probability", "against", "method", "params", "picture", "seconds", "skipped",
+    "error",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Request:
     """What to explain of every image."""
 
-    target: str | None
-    against: str | None
+    question: Question
     top: int
     score: bool
     curves: bool
@@ -88,7 +93,8 @@ def explain(
         ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Class to explain, by name or index; default: the predicted class.")
+        str | None,
+        typer.Option(help="Class to explain: a name, a number, @label (the true class) or @predicted, the default."),
     ] = None,
     against: options.Against = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
@@ -110,6 +116,12 @@ def explain(
     labels: options.Labels = None,
     num_classes: options.NumClasses = None,
     img_size: options.ImgSize = None,
+    fit: options.Fit = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    crop_pct: options.CropPct = None,
+    interpolation: options.Interpolation = None,
+    plugin: options.Plugins = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     as_json: options.Json = False,
@@ -120,45 +132,28 @@ def explain(
     if sort is not None and sort not in ORDERS:
         raise VitrailError(f"--sort must be {', '.join(ORDERS[:-1])} or {ORDERS[-1]}, but got {sort!r}.")
     look = Look(colormap, alpha, style)
-    paths = find_images(images, out)
+    sources = find_sources(images, out)
     params = parse_parameters(param or [])
 
     from vitrail.models.loading import load
 
-    weights = options.weight_options(checkpoint, labels, num_classes, img_size)
-    view = load(model, device=device, dtype=dtype, **weights)
-    request = Request(target, against, top, score or curves, curves, look, sort)
-    if run(_build(view, method, params), request, paths, out, as_json):
+    load_plugins(plugin or [])
+    load_options = options.load_options(
+        checkpoint=checkpoint, labels=labels, num_classes=num_classes, img_size=img_size, fit=fit, mean=mean, std=std,
+        crop_pct=crop_pct, interpolation=interpolation,
+    )  # fmt: skip
+    view = load(model, device=device, dtype=dtype, **load_options)
+    request = Request(Question(target, against), top, score or curves, curves, look, sort)
+    if run(_build(view, method, params), request, sources, out, as_json):
         raise typer.Exit(1)
 
 
-def find_images(sources: list[str], out: Path) -> list[Path]:
-    """The images to explain, without earlier results; raises if results cannot be written to ``out``."""
-    from vitrail.data.images import image_files
-
-    existing = next(folder for folder in (out, *out.parents) if os.path.lexists(folder))
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise VitrailError(f"cannot write to --out {out}: {existing} is not a writable folder.")
-    folders, results = [Path(source).resolve() for source in sources if Path(source).is_dir()], out.resolve()
-    if results in folders:
-        raise VitrailError(f"--out {out} is the folder of the images: choose another, or results mix with them.")
-    nested = any(folder in results.parents for folder in folders)
-    named = {Path(source) for source in sources}  # named explicitly, so explained even if they are results
-    images = [
-        path
-        for path in image_files(sources)
-        if not (nested and results in path.resolve().parents) and (path in named or not is_result(path))
-    ]
-    if not images:
-        raise VitrailError(f"there are no images in {', '.join(sources)} besides earlier results of vitrail.")
-    return images
-
-
-def run(method: Method, request: Request, paths: list[Path], out: Path, as_json: bool = False) -> int:
+def run(method: Method, request: Request, sources: list[Source], out: Path, as_json: bool = False) -> int:
     """Explains every image and prints where the results are; returns the number of images that failed."""
     console, view = Console(stderr=as_json, highlight=False), method.model
     _check_classes(method, request)
     print_model(console, view)
+    labels, paths = true_classes(console, view, sources), [source.path for source in sources]
     forwards, backwards = method.passes()
     passes = forwards + 2 * backwards + 1 + SCORING_PASSES * request.score
     count = len(paths) * request.top
@@ -166,8 +161,8 @@ def run(method: Method, request: Request, paths: list[Path], out: Path, as_json:
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every image
     report = Report()
     try:
-        for path, stem in zip(paths, file_stems(paths, out, _ending(method, request)), strict=True):
-            _explain_image(console, method, request, path, stem, report, alone=len(paths) == 1)
+        for path, label, stem in zip(paths, labels, file_stems(paths, out, _ending(method, request)), strict=True):
+            _explain_image(console, method, request, path, label, stem, report, alone=len(paths) == 1)
     finally:
         if len(paths) > 1 and report.rows:
             _write_overview(console, out, report, request.sort)
@@ -190,18 +185,23 @@ def _build(view: View, call: str | None, extra: dict[str, Any]) -> Method:
 
 def _ending(method: Method, request: Request) -> str:
     """What follows the image's name in the names of its results."""
-    view, target, against = method.model, request.target, request.against
-    target_part = "" if target is None else class_part(view, view.class_index(target))
-    against_part = "" if against is None else "not-" + class_part(view, view.class_index(against))
-    return f".{method.info.name}" + join_parts([params_part(method.given()), target_part, against_part])
+    return f".{method.info.name}" + join_parts([params_part(method.given()), *request.question.parts(method.model)])
 
 
 def _explain_image(
-    console: Console, method: Method, request: Request, path: Path, stem: Path, report: Report, *, alone: bool
+    console: Console,
+    method: Method,
+    request: Request,
+    path: Path,
+    label: int | None,
+    stem: Path,
+    report: Report,
+    *,
+    alone: bool,
 ) -> None:
     """Explains one image; in a folder, an unreadable image is reported and the others go on."""
     try:
-        explanations = list(_explanations(method, path, request))
+        explanations = list(_explanations(method, path, label, request))
         if request.score:
             for explanation in explanations:
                 explanation.score()
@@ -210,9 +210,11 @@ def _explain_image(
     except VitrailError as error:
         if alone:
             raise
-        console.print(f"[red]{escape(path.name)}[/]: {escape(str(error))}", soft_wrap=True)
-        report.rows.append(dict.fromkeys(COLUMNS, "") | {"image": str(path), "error": str(error)})
-        report.results.append({"image": {"path": str(path)}, "error": str(error)})
+        kind, colour = ("skipped", "yellow") if isinstance(error, ContrastError) else ("error", "red")
+        console.print(f"[{colour}]{escape(path.name)}[/]: {escape(str(error))}", soft_wrap=True)
+        true = "" if label is None else method.model.label(label)
+        report.rows.append(dict.fromkeys(COLUMNS, "") | {"image": str(path), "true": true, kind: str(error)})
+        report.results.append({"image": {"path": str(path)}, kind: str(error)})
         return
     first = explanations[0]
     # recorded at once: Ctrl-C from here on must not leave a picture that is missing from the table
@@ -229,20 +231,26 @@ def _explain_image(
             console.print(f"  {escape(explanation.label)}: " + _scores(explanation), soft_wrap=True)
 
 
-def _explanations(method: Method, path: Path, request: Request) -> Iterator[Explanation]:
+def _explanations(method: Method, path: Path, label: int | None, request: Request) -> Iterator[Explanation]:
     from vitrail.api import explain_each, see
 
-    view, against = method.model, request.against
+    view, question = method.model, request.question
     picture = see(view, path)
-    if request.top == 1:
-        yield from explain_each(method, [picture], request.target, against)
-        return
-    rival = None if against is None else view.class_index(against)
-    classes = [index for index in _ranked(view, picture) if index != rival][: request.top]
-    yield from explain_each(method, [picture] * len(classes), classes, against)
+    target: str | int | list[int] | None = question.target
+    count, rival = 1, None
+    if request.top > 1:
+        ranked = ranked_classes(view, picture)
+        rival = question.rival(view, label, ranked[0])
+        target = [index for index in ranked if index != rival][: request.top]
+        count = len(target)
+    elif question.needs_prediction:
+        target, rival = question.classes(view, label, ranked_classes(view, picture)[0])
+    for explanation in explain_each(method, [picture] * count, target, rival):
+        explanation.true_label = None if label is None else view.label(label)
+        yield explanation
 
 
-def _ranked(view: View, picture: Seen) -> list[int]:
+def ranked_classes(view: View, picture: Seen) -> list[int]:
     """The classes, most likely first."""
     import torch
 
@@ -288,11 +296,8 @@ def _save(explanations: list[Explanation], stem: Path, request: Request) -> Path
 
 def _check_classes(method: Method, request: Request) -> None:
     """Refuses invalid classes before any work."""
-    view, target, against = method.model, request.target, request.against
-    target_index, against_index = (None if name is None else view.class_index(name) for name in (target, against))
-    if against_index is not None and target_index == against_index:
-        raise VitrailError(f"--target and --against are both {view.label(against_index)}: use two different classes.")
-    for option, is_set in (("--against", against is not None), ("--top", request.top > 1)):
+    request.question.check(method.model)
+    for option, is_set in (("--against", request.question.against is not None), ("--top", request.top > 1)):
         if is_set and not method.info.class_specific:
             raise VitrailError(f"{option} has no effect: the map of {method.info.name} is the same for every class.")
 
@@ -302,6 +307,7 @@ def print_model(console: Console, view: View) -> None:
     console.print(f"Model [bold]{escape(view.name)}[/]: {view.num_classes} classes, {size} pixels.", soft_wrap=True)
     if view.note:
         console.print(f"[dim]{escape(view.note)}[/]", soft_wrap=True)
+    console.print(f"[dim]Preprocessing: {escape(view.preprocessing.describe())}.[/]", soft_wrap=True)
 
 
 def print_estimate(console: Console, view: View, work: str, passes: float) -> None:
@@ -336,6 +342,8 @@ def print_top(console: Console, explanation: Explanation) -> None:
 def _remark(explanation: Explanation) -> str:
     gap = explanation.extras.get("completeness_gap")
     remarks = [] if gap is None else [f"completeness gap {gap:.1e}"]
+    wrong = explanation.true_label not in (None, explanation.label)
+    remarks += [f"the true class is {escape(explanation.true_label or '')}"] if wrong else []
     remarks += [] if explanation.class_specific else [f"{explanation.method} is the same for every class"]
     return f" [dim]({', '.join(remarks)})[/]" if remarks else ""
 
@@ -347,9 +355,9 @@ def _scores(explanation: Explanation) -> str:
 
 def _row(path: Path, explanation: Explanation, picture: Path) -> dict[str, Any]:
     values = (
-        str(path), explanation.target, explanation.label, f"{explanation.probability:.6f}",
-        explanation.against_label or "", explanation.method, json.dumps(explanation.params, default=str),
-        str(picture), f"{explanation.seconds:.3f}", "",
+        str(path), explanation.true_label or "", explanation.target, explanation.label,
+        f"{explanation.probability:.6f}", explanation.against_label or "", explanation.method,
+        json.dumps(explanation.params, default=str), str(picture), f"{explanation.seconds:.3f}", "", "",
     )  # fmt: skip
     scores = {name: f"{value:.6f}" for name, value in explanation.scores.items()}
     return {**dict(zip(COLUMNS, values, strict=True)), **scores}
@@ -361,7 +369,7 @@ def _write_overview(console: Console, out: Path, report: Report, order: str | No
 
     buffer = io.StringIO()
     scores = dict.fromkeys(name for row in report.rows for name in row if name not in COLUMNS)
-    writer = csv.DictWriter(buffer, [*COLUMNS[:-1], *scores, COLUMNS[-1]])
+    writer = csv.DictWriter(buffer, [*COLUMNS[:-2], *scores, *COLUMNS[-2:]])
     writer.writeheader()
     writer.writerows(report.rows)
     files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": printable(buffer.getvalue()).encode()}

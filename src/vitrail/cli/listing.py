@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from vitrail.cli.options import Json
+from vitrail.cli.options import Json, Plugins
+from vitrail.cli.outputs import plural
 from vitrail.errors import VitrailError
+from vitrail.plugins import load_plugins
 
 if TYPE_CHECKING:
     from vitrail.models.view import View
@@ -28,7 +30,7 @@ def models(
 ) -> None:
     """List the supported models with the tag, classes and input size of their default weights."""
     note = "0 classes: no head; tag –: no weights; these need --checkpoint (or another tag, as NAME.TAG)"
-    show(list_models(pattern), as_json, f"models match {pattern!r}; {note}")
+    show(list_models(pattern), as_json, "model", f"{_matching(pattern)}; {note}")
 
 
 def methods(
@@ -36,25 +38,29 @@ def methods(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Show which methods this model supports; default: no model.")
     ] = None,
+    plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
     """List the methods; with --model, whether the model supports them, or why not."""
     from vitrail.methods.registry import describe_methods
 
+    load_plugins(plugin or [])
     rows = describe_methods(pattern, None if model is None else load_without_weights(model))
     if as_json or pattern != "*":
-        show(rows, as_json, f"methods match {pattern!r}")
+        show(rows, as_json, "method", _matching(pattern))
     else:
         bare = [row for row in rows if "." not in row["name"]]
-        show(bare, as_json, "methods; aggregations over layers (.plus, .skipplus, .rollout): vitrail methods '*.*'")
+        show(bare, as_json, "method", "; aggregations over layers (.plus, .skipplus, .rollout): vitrail methods '*.*'")
 
 
 def metrics(
     pattern: Annotated[str, typer.Argument(metavar="GLOB", help="Only matching names, e.g. 'token_*'.")] = "*",
+    plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
     """List the metrics, what they need and whether higher or lower is better."""
-    show(list_metrics(pattern), as_json, "metrics", hidden=("family", "paper"))
+    load_plugins(plugin or [])
+    show(list_metrics(pattern), as_json, "metric", hidden=("family", "paper"))
 
 
 def list_models(pattern: str) -> list[dict[str, Any]]:
@@ -130,7 +136,11 @@ def load_without_weights(name: str) -> View:
         return load(name, pretrained=False, num_classes=2, device="meta")
 
 
-def show(rows: list[dict[str, Any]], as_json: bool, title: str, hidden: Collection[str] = ()) -> None:
+def _matching(pattern: str) -> str:
+    return "" if pattern == "*" else f" matching {pattern!r}"
+
+
+def show(rows: list[dict[str, Any]], as_json: bool, noun: str, remark: str = "", hidden: Collection[str] = ()) -> None:
     """Prints a table, or JSON."""
     if as_json:
         print(json.dumps(rows, indent=1))  # noqa: T201
@@ -140,7 +150,7 @@ def show(rows: list[dict[str, Any]], as_json: bool, title: str, hidden: Collecti
         hidden |= {"class-specific", "level", "cost", "paper"}
     columns = [name for name in rows[0] if name not in hidden]
     headers = [Column(HEADERS.get(name, name), no_wrap=name != columns[-1]) for name in columns]
-    title = escape(f"{len(rows)} {title}")
+    title = escape(plural(len(rows), noun) + remark)
     table = Table(*headers, title=title, box=None, header_style="dim", title_justify="left")
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in columns))

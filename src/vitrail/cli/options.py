@@ -8,18 +8,30 @@ from typing import Annotated, Any
 
 import typer
 
-Against = Annotated[str | None, typer.Option(help="Explain the target as opposed to this class.")]
+from vitrail.errors import VitrailError
+
+Against = Annotated[str | None, typer.Option(help="Explain the target as opposed to this class, e.g. @predicted.")]
 Alpha = Annotated[float, typer.Option(help="Opacity of the map and fading of the image, from 0 (only the image) to 1.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="Checkpoint file with the model's weights.")]
 Colormap = Annotated[
     str | None,
     typer.Option(help="Colormap of matplotlib; default: RdBu_r for signed maps, viridis_r for unsigned ones."),
 ]
+CropPct = Annotated[
+    float | None, typer.Option(help="Scale images to the input size divided by this before the crop; usually 0.8 to 1.")
+]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, …")]
 Dtype = Annotated[str, typer.Option(help="Precision: auto, float32, bfloat16, float16, float64.")]
+Fit = Annotated[str | None, typer.Option(help="How images become inputs: squash, crop or pad; default: the model's.")]
 ImgSize = Annotated[int | None, typer.Option(help="Input size in pixels; default: the model's.")]
+Interpolation = Annotated[
+    str | None, typer.Option(help="Resampling: bicubic, bilinear, nearest or lanczos; default: the model's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Labels = Annotated[Path | None, typer.Option(help="File with the class names, one per line.")]
+Mean = Annotated[
+    str | None, typer.Option(metavar="R,G,B", help="Colour mean of the preprocessing; default: the model's.")
+]
 ModelName = Annotated[
     str | None,
     typer.Option(
@@ -31,7 +43,11 @@ ModelName = Annotated[
 NumClasses = Annotated[int | None, typer.Option(help="Number of classes of the head.")]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
 Params = Annotated[
-    list[str] | None, typer.Option("--param", "-p", help="Parameter of the method as name=value; repeatable.")
+    list[str] | None, typer.Option("--param", "-p", metavar="NAME=VALUE", help="Parameter of the method; repeatable.")
+]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE.py", help="Python file with methods or metrics of your own; repeatable."),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Retry what failed in earlier calls.")]
 StyleName = Annotated[
@@ -42,13 +58,22 @@ StyleName = Annotated[
     ),
 ]
 
+Std = Annotated[
+    str | None, typer.Option(metavar="R,G,B", help="Colour standard deviation of the preprocessing, likewise.")
+]
 
-def weight_options(
-    checkpoint: Path | None, labels: Path | None, num_classes: int | None, img_size: int | None
-) -> dict[str, Any]:
-    """The options of ``vitrail.load`` about a model's weights that are set."""
-    options = {"checkpoint": checkpoint, "labels": labels, "num_classes": num_classes, "img_size": img_size}
-    return {name: value for name, value in options.items() if value is not None}
+
+def load_options(*, mean: str | None, std: str | None, **values: Any) -> dict[str, Any]:
+    """The options of ``vitrail.load`` that are set."""
+    values |= {"mean": _numbers("mean", mean), "std": _numbers("std", std)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _numbers(name: str, text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(number) for number in text.split(",")]
+    except ValueError:
+        raise VitrailError(f"--{name} is {text!r}, expected one number or three, as 0.5,0.5,0.5.") from None
 
 
 def comma_separated(values: Sequence[str] | None) -> list[str]:

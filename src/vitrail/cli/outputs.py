@@ -1,4 +1,4 @@
-"""The files that ``vitrail explain`` and ``vitrail compare`` write: their names, and how to recognize them."""
+"""The files that ``vitrail explain`` and ``vitrail compare`` write: their names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.data.results import is_explanation
+
 if TYPE_CHECKING:
     from vitrail.models.view import View
 
 MAX_LENGTH = 60  # characters that are added to a name
-_SHEET = re.compile(r"\.(top\d+|curves)$")
-_HEADER = re.compile(rb'\s*(\[\s*)?\{\s*"vitrail"')
 
 
 def class_part(view: View, index: int) -> str:
@@ -49,16 +49,6 @@ def file_stems(paths: Sequence[Path], out: Path, ending: str) -> list[Path]:
     return stems
 
 
-def is_result(path: Path) -> bool:
-    """Whether vitrail wrote this picture: its JSON file, or the table of a folder, is beside it."""
-    if path.suffix.lower() != ".png":
-        return False
-    if path.name == "contact-sheet.png":
-        return path.with_name("explanations.csv").is_file()
-    stem = _SHEET.sub("", path.stem)
-    return any(_is_vitrail_json(path.with_name(f"{name}.json")) for name in (path.stem, stem, f"{stem}.1"))
-
-
 def plural(count: int, noun: str) -> str:
     """``1 map``, ``2 maps``"""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -72,21 +62,13 @@ def _is_free(stem: Path, image: Path) -> bool:
 
 def _explained_image(path: Path) -> str | None:
     """The path of the image that a JSON file of vitrail explains."""
-    if not _is_vitrail_json(path):
+    if not is_explanation(path):
         return None
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         return str((saved[0] if isinstance(saved, list) else saved)["image"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _is_vitrail_json(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return _HEADER.match(file.read(64)) is not None
-    except OSError:
-        return False
 
 
 def _sanitize(text: str) -> str:

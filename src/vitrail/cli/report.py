@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail.cli.options import comma_separated
+from vitrail.cli.outputs import plural
 
 
 def report(
@@ -17,7 +18,11 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Output folder; default: report in the first run folder.")] = None,
     formats: Annotated[
         list[str] | None,
-        typer.Option("--format", help="html, md, tex, csv, pdf, png, svg, comma-separated or repeated; default: all."),
+        typer.Option(
+            "--format",
+            metavar="FORMATS",
+            help="html, md, tex, csv, pdf, png, svg, comma-separated or repeated; default: all.",
+        ),
     ] = None,
     stale: Annotated[
         bool, typer.Option("--stale", help="Include methods, metrics and versions that are not in the plan, marked.")
@@ -39,14 +44,15 @@ def run(folders: list[Path], out: Path | None, formats: list[str], stale: bool =
         name = f"{setting.label}: " if setting.label else ""
         methods = sum(any(cell.n for cell in row) for row in summary.cells[index])
         metrics = sum(index in summary.present(column) for column in summary.columns)
-        console.print(escape(f"{name}{len(setting.images)} images, {methods} methods, {metrics} metrics"))
+        counts = [plural(len(setting.images), "image"), plural(methods, "method"), plural(metrics, "metric")]
+        console.print(escape(name + ", ".join(counts)))
     unmeasured = [metric.call for column, metric in enumerate(results.metrics) if column not in summary.columns]
     if unmeasured:
         console.print(f"[yellow]No image could be measured by {escape(', '.join(unmeasured))}[/]")
     if results.stale:
         console.print(f"{results.stale} rows that are not in the plan are left out; --stale shows them")
     if error_count(summary):
-        console.print(f"[yellow]{error_count(summary)} errors[/], listed in the report")
+        console.print(f"[yellow]{plural(error_count(summary), 'error')}[/], listed in the report")
     for path in sorted(paths, key=lambda path: path.suffix != ".html"):
         console.print(f"→ [bold]{escape(str(path))}[/]", soft_wrap=True)
     return paths

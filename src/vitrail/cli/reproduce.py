@@ -35,15 +35,16 @@ def reproduce(
     target: Annotated[str | None, typer.Argument(metavar="TARGET", help="Table or figure; see --list.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     data: Annotated[
-        list[str] | None, typer.Option(help="Location of a required data set as NAME=PATH; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME=PATH", help="Location of a required data set; repeatable.")
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help="Replace the paper's model: NAME or KEY=NAME; repeatable."),
+        typer.Option("--model", "-m", metavar="[KEY=]NAME", help="Replace the paper's model; repeatable."),
     ] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Number of images; default: the paper's.")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only the columns of these models or data sets, by key (vit, boxes, …).")
+        list[str] | None,
+        typer.Option(metavar="KEYS", help="Only the columns of these models or data sets, by key (vit, boxes, …)."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("vitrail-papers"),
     quick: Annotated[bool, typer.Option("--quick", help="Use few steps and masks, for a trial run.")] = False,

@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 
 from vitrail.app.server.settings import MIB, Settings, is_loopback, is_wildcard, network_address, spare_cores
-from vitrail.cli.options import Checkpoint, ImgSize, Labels, NumClasses, comma_separated, weight_options
+from vitrail.cli import options
 from vitrail.errors import VitrailError
+from vitrail.plugins import load_plugins
 
 MODELS = ("photo", "scenes")
 BACKLOG = 512
@@ -23,7 +24,12 @@ BACKLOG = 512
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help="Models to serve, comma-separated or repeated; default: photo and scenes."),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODELS",
+            help="Models to serve, comma-separated or repeated; default: photo and scenes.",
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; non-loopback addresses require a token.")
@@ -40,10 +46,16 @@ def serve(
         float, typer.Option(min=1, help="Time limit of a job, or of a method in a comparison.")
     ] = 120,
     cache_mb: Annotated[int, typer.Option(min=1, help="Size of the cache of images and responses, in MiB.")] = 256,
-    checkpoint: Checkpoint = None,
-    labels: Labels = None,
-    num_classes: NumClasses = None,
-    img_size: ImgSize = None,
+    checkpoint: options.Checkpoint = None,
+    labels: options.Labels = None,
+    num_classes: options.NumClasses = None,
+    img_size: options.ImgSize = None,
+    fit: options.Fit = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    crop_pct: options.CropPct = None,
+    interpolation: options.Interpolation = None,
+    plugin: options.Plugins = None,
 ) -> None:
     """Serve the web page and its HTTP API."""
     settings = Settings(
@@ -54,9 +66,21 @@ def serve(
         job_seconds=job_seconds,
         threads=threads or spare_cores(),
         cache_bytes=cache_mb * MIB,
-        load_options=weight_options(checkpoint, labels, num_classes, img_size),
+        load_options=options.load_options(
+            checkpoint=checkpoint,
+            labels=labels,
+            num_classes=num_classes,
+            img_size=img_size,
+            fit=fit,
+            mean=mean,
+            std=std,
+            crop_pct=crop_pct,
+            interpolation=interpolation,
+        ),
+        plugins=tuple(plugin or ()),
     )
-    run(settings, comma_separated(model))
+    load_plugins(settings.plugins)  # a mistake is reported before anything starts
+    run(settings, options.comma_separated(model))
 
 
 def run(settings: Settings, models: list[str]) -> None:
@@ -80,11 +104,11 @@ def check_extra() -> None:
 
 
 def check_options(settings: Settings, models: list[str]) -> None:
-    """Refuses weights for no model or for several."""
-    options = [f"--{name.replace('_', '-')}" for name in settings.load_options]
-    if options and len(models) != 1:
+    """Refuses weights and preprocessing for no model or for several."""
+    named = [f"--{name.replace('_', '-')}" for name in settings.load_options]
+    if named and len(models) != 1:
         count = f"{len(models)} models" if models else "none"
-        raise VitrailError(f"{' and '.join(options)} must go with exactly one --model, but got {count}.")
+        raise VitrailError(f"{' and '.join(named)} must go with exactly one --model, but got {count}.")
 
 
 def with_token(settings: Settings) -> Settings:

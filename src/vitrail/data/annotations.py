@@ -67,26 +67,40 @@ def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor |
 
 
 def class_map(view: View, data: DataSet) -> Callable[[int], int]:
-    """From the data set's classes to the model's: by name where each name matches a single class, otherwise by number.
+    """From the data set's classes to the model's: by name where every name matches a single class, else by number.
 
-    That is an error where their numbers differ: class 3 of ten is not class 3 of a thousand.
+    By number only where the numbers are the user's own or both have as many classes: class 3 of ten is not class 3 of
+    a thousand. Numbers whose names belong to other classes are an error.
     """
     names = data.labels
-    if names is None or view.labels is None or list(names) == list(view.labels):
+    if names is None or list(names) == list(view.labels or ()):
         return lambda label: label
-    try:
-        indices = [view.class_index(name) for name in names]
-    except VitrailError as error:
-        if len(names) == view.num_classes:
-            return lambda label: label
+    indices: dict[int, int] = {}
+    errors: list[VitrailError] = []
+    for label, name in enumerate(names):
+        try:
+            indices |= {label: view.class_index(name)} if name else {}
+        except VitrailError as error:
+            errors.append(error)
+    moved = next((label for label, index in indices.items() if label != index), None)
+    if data.numbered and moved is None:
+        return lambda label: label
+    if errors and data.numbered and moved is not None:
         raise VitrailError(
-            f"{data.name} has {len(names)} classes and {view.name} has {view.num_classes}, whose names do not match "
-            f"({error}) Give a model with the data set's classes, or its labels=."
-        ) from None
+            f"{data.name} has the number {moved} for {names[moved]!r}, which is class {indices[moved]} of {view.name}: "
+            "correct the numbers, or remove the names."
+        )
+    if errors and len(names) == view.num_classes:
+        return lambda label: label
+    if errors:
+        raise VitrailError(
+            f"the classes of {data.name} ({len(names)}) and {view.name} ({view.num_classes}) differ, and their names "
+            f"do not match: {errors[0]} Give a model with the data set's classes, or its labels=."
+        )
 
     def mapped(label: int) -> int:
-        if not 0 <= label < len(indices):
-            raise VitrailError(f"{data.name} has a label {label}, but only the classes 0…{len(indices) - 1}.")
+        if label not in indices:
+            raise VitrailError(f"{data.name} has a label {label}, but only the classes 0…{len(names) - 1}.")
         return indices[label]
 
     return mapped

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -70,11 +71,15 @@ class DataSet(Sequence[Example], ABC):
 
     Attributes:
         name: short name of the data set.
-        labels: class names, index = label; None where the classes have no names.
+        labels: class names, index = label, "" = no name is known; None where the classes have no names.
+        skipped: files of its folder that are no examples, and why.
+        numbered: labels are the user's own class numbers, and names only describe them.
     """
 
     name: str = "data"
     labels: Sequence[str] | None = None
+    numbered: bool = False
+    skipped: Mapping[str, str] = MappingProxyType({})
 
     @property
     @abstractmethod
@@ -140,7 +145,8 @@ class Subset(DataSet):
     """Some examples of a data set, in a given order. Each at most once, so that ids stay unique."""
 
     def __init__(self, data: DataSet, indices: Sequence[int]) -> None:
-        self.data, self.name, self.labels = data, data.name, data.labels
+        self.data, self.name, self.labels, self.numbered = data, data.name, data.labels, data.numbered
+        self.skipped = data.skipped
         self.indices = [operator.index(index) for index in indices]
         wrong = [index for index in self.indices if not 0 <= index < len(data)]
         if wrong:

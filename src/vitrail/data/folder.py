@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from pathlib import Path
 
 from vitrail.data.base import DataSet, Example, Mask, Object
-from vitrail.data.images import image_files, read_image
+from vitrail.data.images import UNREADABLE, files_under, no_images, open_image, picture_suffixes, read_image
 from vitrail.data.label_tables import Row, read_table
-from vitrail.data.paths import find_file, find_folder, folder_names, inside, read_values
+from vitrail.data.paths import MASK_MODES, find_file, find_folder, folder_names, inside, read_values
+from vitrail.data.results import is_explanation, is_result
 from vitrail.data.trimaps import read_mask
 from vitrail.errors import VitrailError
-from vitrail.files import printable
+from vitrail.files import printable, reading
 from vitrail.geometry import clip_box, tight_box
+
+_OWN = ("labels.tsv", "labels.csv", "explanations.csv")
+
+
+def table_of(folder: Path) -> Path | None:
+    """The table of labels that a folder holds."""
+    return next((path for name in ("labels.tsv", "labels.csv") if (path := folder / name).is_file()), None)
+
+
+def label_of(path: Path) -> tuple[str | int | None, bool]:
+    """The class of a single image, by the tables of labels beside it and one folder up, or else its folder's name.
+
+    Returns:
+        the class as it is written, and whether a table says it.
+    """
+    for folder in (path.parent, path.parent.parent):
+        table = table_of(folder)
+        if table is not None:
+            content = read_table(table)
+            file = path.relative_to(folder).as_posix()
+            label = next((row.label for row in content.rows if row.file == file), None)
+            if label is not None:
+                return (label if content.labels is None or content.numbered else content.labels[label]), True
+    return path.parent.name or None, False
 
 
 class ImageFolder(DataSet):
-    """Images of a folder.
+    """Images of a folder, without the pictures that vitrail wrote.
 
     With a table (`labels.tsv` or `labels.csv` is found by itself), the images it lists, in its order; see
-    `read_table` for its columns. A mask is the image that the table names, or a .png beside the image with the
-    same name: a trimap (1 object, 2 background, 3 ignored), or 0 and one other number. Boxes are clipped to the
-    image. Without a table, sub-folders are classes, in sorted order; a folder without sub-folders has no labels.
+    `read_table` for its columns. Without a table, sub-folders are classes, in sorted order; an image in no sub-folder
+    has no label. A mask is the image that the table names, or a .png of numbers beside the image with the same name: a
+    trimap (1 object, 2 background, 3 ignored), or 0 and one other number. Boxes are clipped to the image. Other files
+    are in `skipped`.
     """
 
     def __init__(self, root: str | Path, table: str | Path | None = None) -> None:
@@ -34,9 +61,14 @@ class ImageFolder(DataSet):
         self.root = find_folder([Path(root)], "the folder of images", Path(root), "check the path")
         self.name = self.root.resolve().name or "folder"
         self.table = self._find_table(table)
-        self._rows = self._classes_of_folders() if self.table is None else self._table_rows(self.table)
+        files = self._files()
+        self._rows = self._classes_of_folders(files) if self.table is None else self._table_rows(self.table)
         self._ids = [printable(row.file) for row in self._rows]
         self._listed = {row.file for row in self._rows}
+        masks = {row.mask or Path(row.file).with_suffix(".png").as_posix() for row in self._rows}
+        self.skipped = {
+            printable(file): self._reason(file) for file in files if file not in self._listed and file not in masks
+        }
 
     @property
     def ids(self) -> list[str]:
@@ -56,35 +88,67 @@ class ImageFolder(DataSet):
             objects = (Object(row.label, tight_box(mask), mask), *(Object(row.label, box) for box in boxes))
         return Example(self._ids[position], image, row.label, objects, ignore)
 
+    def path(self, position: int) -> Path:
+        """The file of an image."""
+        return self.root / self._rows[position].file
+
+    def label(self, position: int) -> int | None:
+        """The label of an image, which is not read."""
+        return self._rows[position].label
+
     def _find_table(self, table: str | Path | None) -> Path | None:
         if table is not None:
             return find_file([Path(table), self.root / table], f"the table '{table}'", self.root, "check the path")
-        return next((path for name in ("labels.tsv", "labels.csv") if (path := self.root / name).is_file()), None)
+        return table_of(self.root)
 
     def _table_rows(self, path: Path) -> list[Row]:
         table = read_table(path)
-        self.labels = table.labels
+        self.labels, self.numbered = table.labels, table.numbered
         for row in table.rows:
             for name in filter(None, (row.file, row.mask)):
                 inside(self.root, name, path)
         return table.rows
 
-    def _classes_of_folders(self) -> list[Row]:
-        folders = folder_names(self.root)
+    @reading()
+    def _files(self) -> list[str]:
+        """The files below the folder, without tables and what vitrail wrote."""
         # Sub-folders are named one by one because a search does not enter those that are links.
-        paths = image_files([self.root, *(self.root / name for name in folders)])
-        files = sorted((path.relative_to(self.root).as_posix() for path in paths), key=lambda file: file.split("/"))
-        if not any("/" in file for file in files):
-            return [Row(file, None, (), None) for file in files]
-        if any("/" not in file for file in files):
-            raise VitrailError(
-                f"'{self.root}' holds both images and folders of images: move the images into folders of their "
-                "class, or list all in a table labels.csv (file, label)."
-            )
-        names = sorted({file.partition("/")[0] for file in files})
-        self.labels = tuple(map(printable, names))
+        folders = [self.root, *(self.root / name for name in folder_names(self.root))]
+        paths = dict.fromkeys(path for folder in folders for path in files_under(folder))
+        kept = [path for path in paths if path != self.table and path.name not in _OWN and not _is_written(path)]
+        return sorted((path.relative_to(self.root).as_posix() for path in kept), key=lambda file: file.split("/"))
+
+    def _classes_of_folders(self, files: list[str]) -> list[Row]:
+        suffixes = picture_suffixes()
+        pictures = [file for file in files if Path(file).suffix.lower() in suffixes]
+        others = {Path(file).with_suffix("").as_posix() for file in pictures if not file.endswith(".png")}
+        pictures = [file for file in pictures if not self._is_mask(file, others)]
+        if not pictures and any(map(is_result, files_under(self.root))):
+            raise VitrailError(f"there are no images in '{self.root}' besides earlier results of vitrail.")
+        if not pictures:
+            raise no_images([self.root], files)
+        names = sorted({file.partition("/")[0] for file in pictures if "/" in file})
+        self.labels = tuple(map(printable, names)) or None
         place = {name: index for index, name in enumerate(names)}
-        return [Row(file, place[file.partition("/")[0]], (), None) for file in files]
+        return [Row(file, place.get(file.partition("/")[0]) if "/" in file else None, (), None) for file in pictures]
+
+    def _is_mask(self, file: str, others: Container[str]) -> bool:
+        """Whether a picture is a .png of numbers beside another picture with the same name."""
+        if not file.endswith(".png") or file.removesuffix(".png") not in others:
+            return False
+        try:
+            with open_image(self.root / file) as image:
+                return image.mode in MASK_MODES
+        except VitrailError:
+            return False
+
+    def _reason(self, file: str) -> str:
+        """Why a file is no example."""
+        suffix = Path(file).suffix.lower()
+        if suffix not in picture_suffixes():
+            return UNREADABLE.get(suffix, "not an image")
+        assert self.table is not None  # without one, every picture is an example or a mask
+        return f"not listed in {self.table.name}"
 
     def _mask(self, row: Row, path: Path, size: tuple[int, int]) -> tuple[Mask | None, Mask | None]:
         """(object, ignored pixels) of the mask that belongs to an image, if there is one."""
@@ -93,7 +157,7 @@ class ImageFolder(DataSet):
         else:
             beside = path.with_suffix(".png")
             name = Path(os.path.relpath(beside, self.root)).as_posix()
-            if self.table is None or name in self._listed or not beside.is_file():
+            if name in self._listed or not beside.is_file():
                 return None, None
             mask_path = beside
         values = read_values(mask_path, "mask")
@@ -103,3 +167,8 @@ class ImageFolder(DataSet):
                 f"as its image '{path}'."
             )
         return read_mask(values, mask_path)
+
+
+def _is_written(path: Path) -> bool:
+    """Whether vitrail wrote a file: a picture, or its JSON file."""
+    return is_result(path) or (path.suffix == ".json" and is_explanation(path))

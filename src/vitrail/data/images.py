@@ -7,6 +7,9 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +23,14 @@ ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray[Any, 
 
 MAX_PIXELS = 64_000_000
 """Larger images are refused before they are decoded: a few kilobytes can become gigabytes."""
+
+# Formats that photographs have and Pillow alone cannot read: what to install, or to do.
+_INSTALL_HEIF = "HEIC needs an extra package: pip install pillow-heif"
+_EXPORT = "a format that Pillow cannot read: export it as JPEG"
+UNREADABLE = {
+    **dict.fromkeys((".heic", ".heif", ".hif"), _INSTALL_HEIF),
+    **dict.fromkeys((".arw", ".cr2", ".cr3", ".dng", ".jxl", ".nef", ".orf", ".pdf", ".raf", ".rw2", ".svg"), _EXPORT),
+}
 
 _STRIP_PIXELS = 1_000_000
 _WHITE = (255, 255, 255, 255)
@@ -62,13 +73,20 @@ def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     files: dict[Path, None] = {}
     for path in roots:
         if path.is_dir():
-            files.update(dict.fromkeys(_images_under(path)))
+            files.update(dict.fromkeys(file for file in files_under(path) if file.suffix.lower() in picture_suffixes()))
         else:
             files[_checked_file(path)] = None
     if not files:
-        where = ", ".join(f"'{path}'" for path in roots) or "an empty list of paths"
-        raise VitrailError(f"no image found in {where}: give image files, or folders that hold some (.jpg, .png, …).")
+        raise no_images(roots, [name for path in roots if path.is_dir() for name in files_under(path)])
     return list(files)
+
+
+def no_images(roots: Iterable[Path], files: Iterable[str | Path]) -> VitrailError:
+    """The error for folders without images that can be read; ``files`` is what they hold."""
+    where = ", ".join(f"'{path}'" for path in roots) or "an empty list of paths"
+    hints = dict.fromkeys(hint for file in files if (hint := UNREADABLE.get(Path(file).suffix.lower())))
+    reason = "; ".join(hints) or "give image files, or folders that hold some (.jpg, .png, …)"
+    return VitrailError(f"no image found in {where}: {reason}.")
 
 
 def image_hash(image: Image.Image) -> str:
@@ -102,9 +120,11 @@ def open_image(path: Path) -> Image.Image:
     try:
         with _warnings_lock, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            _register_heif()
             image = Image.open(path)
     except UnidentifiedImageError:
-        raise VitrailError(f"'{path}' is not an image that Pillow can read: convert it to PNG or JPEG.") from None
+        hint = UNREADABLE.get(path.suffix.lower(), "convert it to PNG or JPEG")
+        raise VitrailError(f"'{path}' is not an image that Pillow can read: {hint}.") from None
     except Image.DecompressionBombError as error:
         pixels = re.search(r"\((\d+) pixels\)", str(error))
         size = f"{int(pixels[1]):,} pixels" if pixels else "too many pixels"
@@ -211,25 +231,31 @@ def _from_array(array: np.ndarray[Any, Any]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(grey))
 
 
-def _images_under(folder: Path) -> list[Path]:
-    """The image files below a folder, sorted, without hidden ones."""
-    suffixes = _picture_suffixes()
+def files_under(folder: Path) -> list[Path]:
+    """The files below a folder, sorted, without hidden ones."""
 
     def refuse(error: OSError) -> None:
         raise error
 
-    images = []
+    visible = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        visible = (Path(parent, name) for name in files if not name.startswith("."))
-        images += [path for path in visible if path.suffix.lower() in suffixes]
-    return sorted(images)
+        visible += [Path(parent, name) for name in files if not name.startswith(".")]
+    return sorted(visible)
 
 
-def _picture_suffixes() -> frozenset[str]:
+def picture_suffixes() -> frozenset[str]:
     """The file suffixes of images that this Pillow can open."""
+    _register_heif()
     registered = Image.registered_extensions()
     return frozenset(suffix for suffix, kind in registered.items() if kind in Image.OPEN) - _NOT_PICTURES
+
+
+@lru_cache(maxsize=1)
+def _register_heif() -> None:
+    """Lets Pillow read HEIC, where the package for it is installed."""
+    with suppress(ImportError):
+        import_module("pillow_heif").register_heif_opener()
 
 
 def _too_large(name: str, size: str) -> VitrailError:

@@ -37,10 +37,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The lines of a table, and the class names it gives, index = label."""
+    """The lines of a table, and the class names it gives, index = label; "" = no name is given.
+
+    ``numbered``: the labels are numbers in the table, so names only describe them.
+    """
 
     rows: list[Row]
     labels: tuple[str, ...] | None
+    numbered: bool
 
 
 def read_table(path: Path) -> Table:
@@ -57,13 +61,13 @@ def read_table(path: Path) -> Table:
     else:
         cells = _headerless_cells(lines)
     files = require_unique(list(cells["file"]), path)
-    labels, names = _labels(cells, path)
+    labels, names, numbered = _labels(cells, path)
     boxes, masks = cells.get("boxes", [""] * len(files)), cells.get("mask", [""] * len(files))
     rows = [
         Row(file, label, _read_boxes(box, path), mask or None)
         for file, label, box, mask in zip(files, labels, boxes, masks, strict=True)
     ]
-    return Table(rows, names)
+    return Table(rows, names, numbered)
 
 
 def _split(path: Path) -> list[list[str]]:
@@ -113,26 +117,26 @@ def _headerless_cells(lines: list[list[str]]) -> dict[str, list[str]]:
     return cells
 
 
-def _labels(cells: dict[str, list[str]], path: Path) -> tuple[list[int | None], tuple[str, ...] | None]:
-    """The label of each line, and the names of the classes."""
+def _labels(cells: dict[str, list[str]], path: Path) -> tuple[list[int | None], tuple[str, ...] | None, bool]:
+    """The label of each line, the names of the classes, and whether the table has numbers."""
     values = next((cells[kind] for kind in ("label", "wnid", "name") if kind in cells), None)
     if values is None or not any(values):
-        return [None] * len(cells["file"]), None
+        return [None] * len(cells["file"]), None, False
     if not all(value.isascii() and value.isdecimal() for value in values if value):
         names = sorted(set(filter(None, values)))
         place = {name: index for index, name in enumerate(names)}
-        return [place.get(value) for value in values], tuple(names)
+        return [place.get(value) for value in values], tuple(names), False
     labels = [int(value) if value else None for value in values]
     class_names: dict[int, str] = {}
     for label, name in zip(labels, cells.get("name", cells.get("wnid", [])), strict=False):
         if label is not None and name and class_names.setdefault(label, name) != name:
             raise broken(_WHAT, path, f"class {label} is named both {class_names[label]!r} and {name!r}")
     if not class_names:
-        return labels, None
+        return labels, None, True
     count = max(label for label in labels if label is not None) + 1
     if count > 1_000_000:
         raise broken(_WHAT, path, f"it has the class number {count - 1}, expected numbers from 0")
-    return labels, tuple(class_names.get(label, f"class {label}") for label in range(count))
+    return labels, tuple(class_names.get(label, "") for label in range(count)), True
 
 
 def _read_boxes(text: str, path: Path) -> tuple[Box, ...]:

@@ -19,6 +19,8 @@ from vitrail.files import printable, reading
 
 PICTURE_SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .png .ppm .tif .tiff .webp".split())
 
+MASK_MODES = ("1", "L", "P")  # of images that store numbers
+
 _MAX_BYTES = 2**31
 
 
@@ -150,7 +152,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return list(entries)
 
 
-def read_values(path: Path, what: str, modes: Sequence[str] = ("1", "L", "P")) -> NDArray[Any]:
+def read_values(path: Path, what: str, modes: Sequence[str] = MASK_MODES) -> NDArray[Any]:
     """Reads an image that stores numbers (class ids, trimaps), not colours.
 
     Args:

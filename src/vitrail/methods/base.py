@@ -94,7 +94,7 @@ class Method(Named):
     version: ClassVar[int] = 1  # raised when its maps change: stored results of an older one are computed again
     multiplies_by_inputs: ClassVar[bool] = True  # captum's contract
     aggregations: ClassVar[tuple[str, ...]] = ()
-    no_aggregation: ClassVar[str] = "its layers give scores, not token-to-token maps"
+    no_aggregation: ClassVar[str] = "it has no scores of layers, which a subclass of Layerwise has"
 
     def __post_init__(self) -> None:
         refuse_unsupported(self.info.name, self.unsupported(self.model), self.model)
@@ -103,7 +103,7 @@ class Method(Named):
     @classmethod
     def unsupported(cls, model: View) -> str | None:
         """Why this method cannot explain that model; None if it can."""
-        return None
+        return without_tokens(cls.info, model)
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Method(Named):
             expected = f"{(count, *grid)}, one value per patch of {self.model.name}"
         if expected is not None:
             raise VitrailError(
-                f"{name} gave maps of shape {tuple(maps.shape)} for {count} images: expected {expected}."
+                f"{name} gave maps of shape {tuple(maps.shape)} for a batch of {count}: expected {expected}."
             )
 
 
@@ -224,6 +224,13 @@ class TraceMethod(TokenMethod):
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
         traces = yield [Traced(batch, target, spec) for spec in self.needs()]
         return self.read(*traces)
+
+
+def without_tokens(info: MethodInfo, model: View) -> str | None:
+    """Why a method that is registered for tokens, the default, cannot explain that model; None if it can."""
+    if info.needs != "tokens" or model.has_tokens:
+        return None
+    return 'it has no fixed tokens (hierarchical), which this method asks for; without, register it with needs="logits"'
 
 
 def refuse_unsupported(name: str, reason: str | None, model: View) -> None:

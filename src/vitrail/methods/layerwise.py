@@ -30,6 +30,7 @@ class Layerwise(TraceMethod):
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus")
+    no_aggregation: ClassVar[str] = "its layers give scores, not token-to-token maps"
 
     def specs(self, layers: Iterable[int]) -> Sequence[TraceSpec]:
         """The traces with these layers."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.calls import check_known, protocols_of, split_call
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, TokenMethod, refuse_unsupported
+from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, refuse_unsupported, without_tokens
 from vitrail.models.view import View
 from vitrail.registry import Registry, first_line, matching
 
@@ -87,8 +87,9 @@ def method(
 
     ``signed`` says whether maps tell evidence for from evidence against (two colours about zero); None = by the sign of
     the values. A function gets the view, a batch (B, 3, H, W) and one class per image, and returns token maps (B, rows,
-    columns), or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's. ``protocols``: None = the
-    values of a class's parameter ``protocol``, a ``Literal``.
+    columns), or (B, H, W) for ``level="pixel"``. Its keyword parameters become the method's, but for ``against=None``:
+    the classes that the target is opposed to, one per image, or None. ``protocols``: None = the values of a class's
+    parameter ``protocol``, a ``Literal``.
     """
     if not isinstance(name, str):
         raise VitrailError('a method needs a name: write @vitrail.method("my_name") above it, with parentheses.')
@@ -203,11 +204,11 @@ def _composed(base: str, factory: MethodFactory, suffix: str) -> MethodFactory:
 
 
 def _keyword_parameters(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The parameters of a function after (model, images, target), with their defaults."""
+    """The parameters of a function after (model, images, target), with their defaults, without ``against``."""
     extra = list(inspect.signature(function).parameters.values())[3:]
     if any(parameter.default is parameter.empty for parameter in extra):
         raise VitrailError(f"every parameter of {name!r} after (model, images, target) needs a default value.")
-    return {parameter.name: parameter.default for parameter in extra}
+    return {parameter.name: parameter.default for parameter in extra if parameter.name != "against"}
 
 
 class FunctionFactory:
@@ -226,7 +227,7 @@ class FunctionFactory:
         return {name: hints.get(name, Any) for name in self.info.params}
 
     def unsupported(self, model: View) -> str | None:
-        return TokenMethod.unsupported(model) if self.info.needs == "tokens" else None
+        return without_tokens(self.info, model)
 
     def __call__(self, model: View, *, shape: Literal["map", "input"] = "map", **params: Any) -> Method:
         return FunctionMethod(model, shape=shape, factory=self, values={**self.parameters(), **params})
@@ -248,7 +249,10 @@ class FunctionMethod(Method):
         return dict(self.values)
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
-        if against is not None:
-            raise VitrailError(f"{self.info.name} does not take against=.")
+        function, values = self.factory.function, dict(self.values)
+        if "against" in inspect.signature(function).parameters:
+            values["against"] = against
+        elif against is not None:
+            raise VitrailError(f"{self.info.name} does not take against: add a parameter against=None to its function.")
         with torch.enable_grad():
-            return Attribution(self.factory.function(self.model, images, target, **self.values))
+            return Attribution(function(self.model, images, target, **values))

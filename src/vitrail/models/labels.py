@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,11 @@ from typing import Any
 from torch import nn
 
 from vitrail.errors import VitrailError
+
+
+def plain_name(name: str) -> str:
+    """A class name without differences of case, spaces, hyphens and underscores: ``British_Shorthair``."""
+    return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
 def read_labels(labels: Sequence[str] | Mapping[Any, str] | str | Path, count: int) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from vitrail.models.wrapping import as_pair, outline, wrap
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FOLDERS = (".", "/", "~")  # how a local folder starts, as opposed to a name on the hub
+REACH_SECONDS = 4.0  # in which the hub must answer
 UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")  # in the message of a TypeError
 
 
@@ -38,6 +39,11 @@ def load(
     num_classes: int | None = None,
     img_size: int | tuple[int, int] | None = None,
     output: Output | None = None,
+    fit: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    crop_pct: float | None = None,
+    interpolation: str | None = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     **model_args: Any,
@@ -53,6 +59,12 @@ def load(
         num_classes: size of the head, where ``checkpoint`` does not determine it.
         img_size: input size, if not the model's default.
         output: "softmax" or "sigmoid"; None = as the model says.
+        fit: how images become inputs, if not as the model says: "squash", "crop" or "pad"; another fit scales to the
+            input size exactly.
+        mean: colour mean of the preprocessing, likewise.
+        std: colour standard deviation, likewise.
+        crop_pct: the image is scaled to the input size divided by this, likewise.
+        interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
         device: "auto" = CUDA if available.
         dtype: "auto" = float32.
         model_args: passed on to the library that builds the model.
@@ -80,7 +92,12 @@ def load(
         view = _load_torchvision(request)
     else:
         view = _load_timm(request)
-    view.spec = request.spec() | ({} if dtype == torch.float32 else {"dtype": str(dtype).removeprefix("torch.")})
+    changes = {"fit": fit, "mean": mean, "std": std, "crop_pct": crop_pct, "interpolation": interpolation}
+    settings: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    view.preprocessing = view.preprocessing.changed(**settings)
+    view.spec = request.spec() | settings
+    if dtype != torch.float32:
+        view.spec["dtype"] = str(dtype).removeprefix("torch.")
     view.module.eval()
     view.module.requires_grad_(False)
     return view.to(device, dtype)
@@ -184,7 +201,8 @@ def _load_timm(request: LoadRequest) -> View:
     _check_has_head(name, num_classes)
     sizes = {"num_classes": num_classes, "img_size": request.img_size}
     arguments = {**{key: value for key, value in sizes.items() if value is not None}, **request.model_args}
-    module = _fetch(name, lambda: timm.create_model(name, pretrained=request.wants_weights, **arguments))
+    with _hub(request.wants_weights):
+        module = _fetch(name, lambda: timm.create_model(name, pretrained=request.wants_weights, **arguments))
     trained = None if state is None or request.img_size is None else _trained_size(module, state)
     if trained is not None:  # weights of another size: fill a model of theirs, then let timm resample its positions
         module = _fetch(name, lambda: timm.create_model(name, pretrained=False, **{**arguments, "img_size": trained}))
@@ -258,7 +276,8 @@ def _load_huggingface(request: LoadRequest) -> View:
         raise _remote_code(name)
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
-    with _quiet_transformers(local=Path(source).is_dir()):
+    is_local = Path(source).is_dir()
+    with _quiet_transformers(local=is_local), _hub(not is_local):
         module, info = _fetch(
             name,
             lambda: AutoModelForImageClassification.from_pretrained(
@@ -272,8 +291,9 @@ def _load_huggingface(request: LoadRequest) -> View:
             f'transformers and use vitrail.wrap(backbone, head=…, pool="token"|"avg"|"pooler").'
         )
     processor = None
-    if not Path(source).is_dir() or (Path(source) / "preprocessor_config.json").is_file():
-        processor = _fetch(name, lambda: AutoImageProcessor.from_pretrained(source, trust_remote_code=False))
+    if not is_local or (Path(source) / "preprocessor_config.json").is_file():
+        with _hub(not is_local):
+            processor = _fetch(name, lambda: AutoImageProcessor.from_pretrained(source, trust_remote_code=False))
     return request.view(module, processor=processor, img_size=request.img_size)
 
 
@@ -303,6 +323,31 @@ def _huggingface_source(name: str) -> str:
     return str(folder)
 
 
+@contextmanager
+def _hub(is_needed: bool) -> Iterator[None]:
+    """Inside, a hub that cannot be reached is not asked: its cache is read at once, its own retries take a minute."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    if is_needed and not before and not _is_reachable(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _is_reachable(address: str) -> bool:
+    """Whether a server answers, whatever it answers; through the user's proxy where there is one."""
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+
+    try:
+        get_session().head(address, timeout=REACH_SECONDS)
+    except Exception:  # of whichever HTTP library the hub's client uses
+        return False
+    return True
+
+
 def _fetch(name: str, build: Callable[[], Any]) -> Any:
     """Builds a model whose weights may come over the network; any failure becomes one clear error."""
     try:
@@ -314,6 +359,14 @@ def _fetch(name: str, build: Callable[[], Any]) -> Any:
             raise VitrailError(f"{name} takes no argument {unknown[1]!r}: check its spelling, or remove it.") from error
         if "trust_remote_code" in str(error):
             raise _remote_code(name) from error
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_OFFLINE and isinstance(error, OSError):
+            raise VitrailError(
+                f"{name} is not in the cache, and the hub ({constants.ENDPOINT}) is offline: give checkpoint=FILE "
+                "(--checkpoint) or a local folder (hf:./folder), or use an embedded model: "
+                f"{' or '.join(embedded.names())}."
+            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise VitrailError(
             f"could not build {name} or get its weights: {reason[:300]}. If this machine is offline, give "

@@ -6,7 +6,7 @@ sampled directly inside the crop instead; single 8-bit steps may then differ.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -28,6 +28,8 @@ IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
 _MAX_RESIZED_PIXELS = 64_000_000
+_TINY = 8  # pixels of an edge below which nothing is recognisable
+_LEAST_SEEN = 0.15  # part of an image that the input should show, and the least ratio of its two scales
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,70 @@ class Preprocess:
         elif resize is not None:
             resize = (round(resize[0] * rows), round(resize[1] * columns))
         return replace(self, size=size, resize=resize)
+
+    def changed(
+        self,
+        *,
+        fit: str | None = None,
+        mean: Sequence[float] | float | None = None,
+        std: Sequence[float] | float | None = None,
+        crop_pct: float | None = None,
+        interpolation: str | None = None,
+    ) -> "Preprocess":
+        """The same steps with other settings; None keeps one. Another fit scales to the input size exactly, unless
+        `crop_pct` is given too.
+
+        Args:
+            fit: "squash", "crop" or "pad", which `fit` calls "border".
+            mean: colour mean, three numbers or one.
+            std: colour standard deviation, likewise.
+            crop_pct: the image is scaled to the input size divided by this.
+            interpolation: "bicubic", "bilinear", "nearest" or "lanczos".
+        """
+        changes: dict[str, Any] = {"interpolation": interpolation}
+        changes |= {name: None if value is None else _triple(value) for name, value in (("mean", mean), ("std", std))}
+        if fit is not None and fit not in ("squash", "crop", "pad", "border"):
+            raise _wrong("fit", fit, "squash, crop or pad")
+        if fit is not None and (fit := "border" if fit == "pad" else fit) != self.fit:
+            changes |= {"fit": fit, "crop_pct": 1.0}
+        changes |= {} if crop_pct is None else {"crop_pct": crop_pct}
+        resize = None if "crop_pct" in changes else self.resize
+        return replace(self, resize=resize, **{name: value for name, value in changes.items() if value is not None})
+
+    def describe(self) -> str:
+        """What happens to an image, for people."""
+        height, width = self.library_size
+        scaled = self.resize or tuple(math.floor(edge / self.crop_pct) for edge in (height, width))
+        if isinstance(scaled, tuple) and (self.fit == "squash" or scaled[0] != scaled[1]):
+            goal = f"{scaled[0]}×{scaled[1]}"
+        else:
+            goal = f"{scaled[0] if isinstance(scaled, tuple) else scaled} pixels"
+        step = {"crop": f"shorter edge scaled to {goal}", "border": f"longer edge scaled to {goal}, the rest padded"}
+        steps = [step.get(self.fit, f"squashed to {goal}") + f" ({self.interpolation})"]
+        if self.fit == "crop" or scaled != (height, width):
+            steps.append(f"{height}×{width} cut from the middle")
+        colours = [f"{name} {', '.join(f'{value:g}' for value in getattr(self, name))}" for name in ("mean", "std")]
+        return "; ".join([*steps, *colours])
+
+    def doubt(self, image_size: tuple[int, int]) -> str | None:
+        """Why an image of this (width, height) is hardly recognisable in the input, if it is."""
+        width, height = image_size
+        if min(image_size) < _TINY:
+            return f"the image has only {width} × {height} pixels, which the model sees enlarged: is it the right file?"
+        left, top, right, bottom = self.box(image_size)
+        seen = (min(right, width) - max(left, 0)) * (min(bottom, height) - max(top, 0)) / (width * height)
+        stretch = (right - left) / (bottom - top) * self.size[0] / self.size[1]
+        if seen < _LEAST_SEEN:
+            return (
+                f"the model sees {seen:.0%} of the image ({width} × {height} pixels), the rest is cropped away: "
+                'fit="pad" (--fit pad) shows all of it.'
+            )
+        if max(stretch, 1 / stretch) > 1 / _LEAST_SEEN:
+            return (
+                f"the image ({width} × {height} pixels) is squashed to {self.size[1]} × {self.size[0]} pixels, "
+                f'{max(stretch, 1 / stretch):.0f} times more in one direction: fit="pad" (--fit pad) keeps its shape.'
+            )
+        return None
 
     @property
     def library_size(self) -> tuple[int, int]:
@@ -387,7 +453,10 @@ def _pair(size: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 def _triple(values: Any) -> Triple:
     """Three floats from three numbers, or from one for all colours."""
-    numbers = [float(value) for value in values] if np.iterable(values) else [float(values)]
+    try:
+        numbers = [float(value) for value in values] if np.iterable(values) else [float(values)]
+    except (TypeError, ValueError):
+        raise _wrong("mean or std", values, "three numbers, one per colour") from None
     if len(numbers) == 1:
         numbers *= 3
     if len(numbers) != 3:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
+from vitrail.models.labels import plain_name
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -211,7 +212,10 @@ class View:
         return self.labels[index] if self.labels is not None else f"class {index}"
 
     def class_index(self, target: int | str) -> int:
-        """A class by number, by name, by one of its synonyms or by a prefix that only it has."""
+        """A class by number, by name, by one of its synonyms or by a prefix that only it has.
+
+        Case, spaces, hyphens and underscores do not matter, except to tell two classes apart.
+        """
         if isinstance(target, str) and re.fullmatch(r"\s*[+-]?\d+\s*", target, re.ASCII):
             target = int(target)
         if not isinstance(target, str):
@@ -224,10 +228,11 @@ class View:
             return index
         if self.labels is None:
             raise VitrailError(f"{self.name} has no class names: give a number 0…{self.num_classes - 1}, or labels=.")
-        wanted = target.strip().lower()
-        names = [[part.strip().lower() for part in label.split(",")] for label in self.labels]
+        wanted = plain_name(target)
+        names = [[plain_name(part) for part in label.split(",")] for label in self.labels]
         for matches in (
-            [i for i, label in enumerate(self.labels) if label.lower() == wanted],
+            [i for i, label in enumerate(self.labels) if label == target],
+            [i for i, label in enumerate(self.labels) if plain_name(label) == wanted],
             [i for i, parts in enumerate(names) if wanted in parts],
             [i for i, parts in enumerate(names) if wanted and any(part.startswith(wanted) for part in parts)],
         ):
@@ -238,7 +243,8 @@ class View:
                 raise VitrailError(
                     f"{target!r} matches {len(matches)} classes ({some}…): give a longer name or the number."
                 )
-        close = _similar(wanted, [part for parts in names for part in parts])
+        written = {plain_name(part): part.strip() for label in self.labels for part in label.split(",")}
+        close = [written[name] for name in _similar(wanted, [*written])]
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
 

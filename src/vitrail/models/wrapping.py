@@ -36,6 +36,9 @@ def wrap(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     *,
+    fit: str | None = None,
+    crop_pct: float | None = None,
+    interpolation: str | None = None,
     head: nn.Module | None = None,
     pool: str | None = None,
     output: Output | None = None,
@@ -52,6 +55,9 @@ def wrap(
         labels: class names, or a file of them; None = what the model knows.
         mean: colour mean of the preprocessing, if not the model's.
         std: colour standard deviation, likewise.
+        fit: "squash", "crop" or "pad", likewise; another fit scales to the input size exactly.
+        crop_pct: the image is scaled to the input size divided by this, likewise.
+        interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
         head: a linear head for a backbone without one.
         pool: with ``head``: "token", "avg", "map" (attention pool) or "pooler" (Hugging Face's ``pooler_output``).
         output: "softmax" or "sigmoid"; None = read from the model.
@@ -69,7 +75,10 @@ def wrap(
         raise VitrailError("the compiled module itself has hooks: register them on the inner module (_orig_mod).")
     inner = getattr(module, "_orig_mod", module)  # a torch.compile'd model is unwrapped
     check_tensors(inner)
-    view = outline(inner, labels, mean, std, head, pool, output, img_size, processor, name)
+    view = outline(inner, labels, head, pool, output, img_size, processor, name)
+    view.preprocessing = view.preprocessing.changed(
+        fit=fit, mean=mean, std=std, crop_pct=crop_pct, interpolation=interpolation
+    )
     if head is not None:
         check_tensors(head)
         _check_kind(inner, head)
@@ -80,8 +89,6 @@ def wrap(
 def outline(
     module: Any,
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
     head: nn.Module | None = None,
     pool: str | None = None,
     output: Output | None = None,
@@ -101,11 +108,11 @@ def outline(
     if is_hierarchical(module):
         if head is not None:
             raise refuse(module, "head= is for backbones with tokens")
-        preprocessing = _preprocess(module, _hierarchical_size(module), img_size, mean, std, processor)
+        preprocessing = _preprocess(module, _hierarchical_size(module), img_size, processor)
         view: View = Hierarchical(module, name, preprocessing)
     else:
         adapter = _adapter(module)
-        preprocessing = _preprocess(module, adapter.native_size(module), img_size, mean, std, processor)
+        preprocessing = _preprocess(module, adapter.native_size(module), img_size, processor)
         _check_size(module, adapter, preprocessing.size, img_size)
         describe = partial(adapter.describe, module, preprocessing.size, head, pool)
         architecture = _described(module, describe)  # refuse now, not at the first call
@@ -227,29 +234,23 @@ def _preprocess(
     module: Any,
     native: tuple[int, int],
     img_size: int | tuple[int, int] | None,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
     processor: Any,
 ) -> Preprocess:
     requested = as_pair(img_size)
     size = requested or native
     if processor is not None:
         base = Preprocess.from_huggingface(processor, native)
-        base = base if requested is None else base.resized(requested)
-    elif timm.is_timm(module):
+        return base if requested is None else base.resized(requested)
+    if timm.is_timm(module):
         from timm.data import resolve_model_data_config
 
         config = {**resolve_model_data_config(module), "input_size": (3, *size)}
-        base = Preprocess.from_timm(config)
-    elif huggingface.is_huggingface(module):
+        return Preprocess.from_timm(config)
+    if huggingface.is_huggingface(module):
         kind = module.config.model_type
         colours = HUGGINGFACE_COLOURS.get(kind, (IMAGENET_MEAN, IMAGENET_STD))
-        base = Preprocess(size, *colours, interpolation="bilinear", fit="squash")
-    else:
-        base = Preprocess(size, interpolation="bilinear", fit="crop", resize=round(min(size) * 256 / 224))
-    colour = {"mean": mean, "std": std}
-    changes: dict[str, Any] = {name: tuple(value) for name, value in colour.items() if value is not None}
-    return replace(base, **changes)
+        return Preprocess(size, *colours, interpolation="bilinear", fit="squash")
+    return Preprocess(size, interpolation="bilinear", fit="crop", resize=round(min(size) * 256 / 224))
 
 
 def _whole_patches(preprocessing: Preprocess, patch: Sequence[int]) -> Preprocess:

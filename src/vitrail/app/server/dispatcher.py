@@ -190,7 +190,8 @@ class Dispatcher:
     def _spawn(self) -> None:
         self._lost = asyncio.Event()
         settings = self.settings
-        args = (self.models, settings.load_options, settings.threads, settings.work_bytes, settings.cache_bytes // 8)
+        limits = (settings.threads, settings.work_bytes, settings.cache_bytes // 8)
+        args = (self.models, settings.load_options, *limits, settings.plugins)
         self._child = Child(worker.serve, args, self._on_message, self._on_exit)
 
     def _on_exit(self) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MIB = 2**20
@@ -40,6 +41,7 @@ class Settings:
     cache_bytes: int = 256 * MIB
     work_bytes: int = 4096 * MIB  # memory of the worker beyond its models
     load_options: Mapping[str, Any] = field(default_factory=dict)  # of vitrail.load, for a single model
+    plugins: tuple[Path, ...] = ()  # Python files with methods and metrics of users
 
     @property
     def body_bytes(self) -> int:

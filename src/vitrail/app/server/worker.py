@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +18,7 @@ from vitrail.app.server.jobs import Cancelled
 from vitrail.app.server.processes import exit_process, ignore_interrupt, limit_memory, receive, release_memory, send
 from vitrail.app.server.responses import to_json
 from vitrail.errors import VitrailError
+from vitrail.plugins import load_plugins
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -45,7 +46,13 @@ class Assignment:
 
 
 def serve(
-    pipe: Connection, models: list[str], options: Mapping[str, Any], threads: int, memory: int, cache_bytes: int
+    pipe: Connection,
+    models: list[str],
+    options: Mapping[str, Any],
+    threads: int,
+    memory: int,
+    cache_bytes: int,
+    plugins: Sequence[Path] = (),
 ) -> None:
     """Main function of the process: loads the models, sends the catalogue, then works until the parent is gone."""
     ignore_interrupt()
@@ -55,6 +62,7 @@ def serve(
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
     try:
+        load_plugins(plugins)
         views = load_models(models, options)
         catalogue = describe(views)
     except VitrailError as error:
