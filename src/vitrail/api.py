@@ -224,6 +224,7 @@ def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iter
             extras={name: float(values[i]) for name, values in attribution.extras.items()} | chunk,
             image_path=picture.path,
             storage=predicted.storage[i].nonzero()[:, 0].tolist(),
+            grid=view.grid if view.has_tokens else None,
             signed=method.info.signed,
             pixels=picture.pixels.cpu().clone() if picture.from_tensor else None,
             pixels_hash=tensor_hash(picture.pixels) if picture.from_tensor else None,

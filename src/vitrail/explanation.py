@@ -10,7 +10,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -34,10 +34,10 @@ from vitrail.models.loading import as_view, load
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
 from vitrail.show.colours import Scale
-from vitrail.show.figure import display_size, labelled, overlay, png_bytes
+from vitrail.show.figure import display_size, labelled, marked, overlay, png_bytes
 from vitrail.show.heatmap import fit_to_image
 from vitrail.show.legend import Legend
-from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Style
+from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style
 from vitrail.show.plots import curve_picture
 from vitrail.version import __version__
 
@@ -88,6 +88,7 @@ class Explanation:
     pixels: Tensor | None = None  # (3, H, W), normalised: the input, if a tensor was explained; not saved
     pixels_hash: str | None = None  # its hash, which is saved
     storage: list[int] = field(default_factory=list)  # patches that the network uses as registers, row by row
+    grid: tuple[int, int] | None = None  # (rows, columns) of patches; None without tokens
     trusted: Trust | None = None  # the result of ``trust``
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
@@ -101,6 +102,7 @@ class Explanation:
         *,
         colormap: str | None = None,
         style: Style = "smooth",
+        storage: Storage = "mark",
     ) -> Image.Image:
         """The map over the faded image; signed maps in diverging colours, parts outside the crop hatched.
 
@@ -109,21 +111,28 @@ class Explanation:
             mode: "nearest" is the same as ``style="blocks"``.
             colormap: a colormap of matplotlib; None = RdBu_r for signed maps, viridis_r for unsigned ones.
             style: "smooth", "blocks" (a rectangle per value) or "outline" (around half of the evidence for the class).
+            storage: "hide" draws patches that the network uses as storage as if they had no evidence.
         """
-        return self._overlay(Look(colormap, alpha, style), mode)
+        return self._overlay(Look(colormap, alpha, style, storage), mode)
 
     def _overlay(self, look: Look, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
-        values = self._shown("nearest" if look.style == "blocks" else mode, coarse=look.style == "outline")
+        values = self._shown("nearest" if look.style == "blocks" else mode, look)
         photo = self.image.resize((values.shape[1], values.shape[0]), Image.Resampling.LANCZOS)
-        return overlay(photo, values, self.signed, look.alpha, colormap=look.colormap, style=look.style)
+        drawing = overlay(photo, values, self.signed, look.alpha, colormap=look.colormap, style=look.style)
+        return marked(drawing, [self._patch(index) for index in self.storage]) if self.storage else drawing
+
+    def _patch(self, index: int) -> tuple[float, float, float, float]:
+        """The box of a patch at the display size of the image."""
+        assert self.grid is not None
+        (row, column), (left, top, right, bottom) = divmod(index, self.grid[1]), self._display_box()
+        across, down = (right - left) / self.grid[1], (bottom - top) / self.grid[0]
+        return left + column * across, top + row * down, left + (column + 1) * across, top + (row + 1) * down
 
     def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
         """Scores the map by metrics that need only the model and the image; ``save`` stores the scores, too."""
-        if self.model is None:
-            raise VitrailError("this explanation was opened without its model: give it as vitrail.open(…, model=).")
-        pixels = self._pixels(self.model)
+        model, pixels = self._asked_model()
         for name in split_list(metrics):
-            scored = measure_alone(name, self.model, pixels, self.map, self.target, self.extras)
+            scored = measure_alone(name, model, pixels, self.map, self.target, self.extras)
             self.scores[name] = scored.value
             if scored.curve is not None:
                 self.curves[name] = scored.curve
@@ -135,11 +144,7 @@ class Explanation:
         Removing the top tenth of the patches is compared with removing a random tenth, and sums of the map over subsets
         of patches with the probabilities that these subsets give.
         """
-        if self.model is None:
-            raise VitrailError("this explanation was opened without its model: give it as vitrail.open(…, model=).")
-        self.trusted = measure_trust(
-            self.model, self._pixels(self.model), self.map, self.target, self.against, self.patch_share
-        )
+        self.trusted = measure_trust(*self._asked_model(), self.map, self.target, self.against, self.patch_share)
         return self.trusted
 
     @property
@@ -170,16 +175,25 @@ class Explanation:
         rest = self.extras["score_prefix"] + self.extras["score_biases"]
         return self.map / self.extras["score_layers"] + rest / self.map.numel()
 
+    def random_scores(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
+        """The scores of a random map, to compare those of ``score`` with."""
+        model, pixels = self._asked_model()
+        values = torch.rand(self.map.shape, generator=torch.Generator().manual_seed(0))
+        return {name: measure_alone(name, model, pixels, values, self.target, {}).value for name in split_list(metrics)}
+
     def curve_picture(self) -> Image.Image:
         """A plot of the curves of the scores."""
         if not self.curves:
             raise VitrailError("there are no curves: call score() first.")
         return curve_picture(self.curves, self.scores, f"{self.title}, {self.call}")
 
-    def _pixels(self, model: View) -> Tensor:
-        """The model input: the tensor that was explained, or the preprocessed image."""
+    def _asked_model(self) -> tuple[View, Tensor]:
+        """The model and its input: the tensor that was explained, or the preprocessed image."""
+        model = self.model
+        if model is None:
+            raise VitrailError("this explanation was opened without its model: give it as vitrail.open(…, model=).")
         if self.pixels is not None:
-            return self.pixels
+            return model, self.pixels
         if self.pixels_hash is not None:
             raise VitrailError(
                 "a tensor was explained, which its picture only approximates: to score it, give the tensor as "
@@ -190,32 +204,53 @@ class Explanation:
                 f"{model.name} sees another part of the image than the one explained: its preprocessing is not that "
                 "of this explanation."
             )
-        return model.preprocess(self.image)
+        return model, model.preprocess(self.image)
 
-    def picture(self, *, colormap: str | None = None, alpha: float = ALPHA, style: Style = "smooth") -> Image.Image:
-        """The overlay with a caption: class, probability, method, legend, and the scores if there are any."""
-        return self._picture(Look(colormap, alpha, style))
+    def picture(
+        self,
+        *,
+        colormap: str | None = None,
+        alpha: float = ALPHA,
+        style: Style = "smooth",
+        storage: Storage = "mark",
+    ) -> Image.Image:
+        """The overlay with a caption: class, probability, method, how the score splits, scores, trust, and a legend."""
+        return self._picture(Look(colormap, alpha, style, storage))
 
     def _picture(self, look: Look) -> Image.Image:
-        return labelled(self._overlay(look), self.title, self.detail, [self.legend(look)])
+        lines = [line for line in (self.detail, self.score_line, self.storage_line, self.trust_line) if line]
+        return labelled(self._overlay(look), self.title, lines, [self.legend(look)])
 
     def legend(self, look: Look = DEFAULT_LOOK) -> Legend:
         """What the colours of the map mean."""
-        scale = Scale.of(self._shown("nearest" if look.style == "blocks" else "bilinear"), self.signed)
+        mode: Literal["bilinear", "nearest"] = "nearest" if look.style == "blocks" else "bilinear"
+        scale = Scale.of(self._shown(mode, replace(look, style="smooth")), self.signed)
         target = self.label if self.class_specific else ""
         return Legend(scale, look, target, self.against_label)
 
-    def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear", *, coarse: bool = False) -> Tensor:
-        """The map on the image, (H, W) of its display size; ``coarse``: means of pixels, whose outline is connected."""
-        values = (
-            F.adaptive_avg_pool2d(self.shares[None], _COARSE)[0]
-            if coarse and min(self.map.shape) >= 2 * _COARSE
-            else self.shares
-        )
+    def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear", look: Look = DEFAULT_LOOK) -> Tensor:
+        """The shares on the image, (H, W) of its display size; outlines of pixel maps are those of coarser cells."""
+        values = self._without_storage() if look.storage == "hide" and self.storage else self.shares
+        if look.style == "outline" and min(values.shape) >= 2 * _COARSE:
+            values = F.adaptive_avg_pool2d(values[None], _COARSE)[0]
+        return fit_to_image(values, self._display_box(), display_size(self.image.size), mode)
+
+    def _display_box(self) -> tuple[float, float, float, float]:
+        """``box`` at the display size of the image."""
         width, height = display_size(self.image.size)
         across, down = width / self.image.width, height / self.image.height
         left, top, right, bottom = self.box
-        return fit_to_image(values, (left * across, top * down, right * across, bottom * down), (width, height), mode)
+        return left * across, top * down, right * across, bottom * down
+
+    def _without_storage(self) -> Tensor:
+        """The shares with no evidence on storage tokens."""
+        assert self.grid is not None
+        stored = torch.zeros(self.grid[0] * self.grid[1])
+        stored[self.storage] = 1
+        cells = F.interpolate(stored.view(1, 1, *self.grid), size=self.map.shape, mode="nearest-exact")[0, 0] > 0
+        shares, signed = self.shares, self.signed
+        nothing = 0.0 if (bool((shares < 0).any()) if signed is None else signed) else float(shares[~cells].min())
+        return shares.masked_fill(cells, nothing)
 
     @property
     def focus(self) -> tuple[float, float]:
@@ -285,9 +320,11 @@ class Explanation:
     def detail(self) -> str:
         """The line below the title: method, parameters, model, scores."""
         scores = [f"{name} {value:.3f}" for name, value in self.scores.items()]
-        remark = [] if self.class_specific else ["the same for every class"]
-        lines = [line for line in (self.score_line, self.storage_line, self.trust_line) if line is not None]
-        return " · ".join([f"{self.call} on {self.model_name}", *remark, *scores, *lines])
+        remarks = [] if self.class_specific else ["the same for every class"]
+        if self.top and self.top[0][0] not in (self.target, self.against):
+            _, label, probability = self.top[0]
+            remarks.append(f"predicted: {label} {probability:.1%}")
+        return " · ".join([f"{self.call} on {self.model_name}", *remarks, *scores])
 
     def _method_class(self) -> MethodFactory | None:
         """The class of the method; None for a custom method that is not registered."""
@@ -297,12 +334,18 @@ class Explanation:
             return None
 
     def save(
-        self, path: str | Path, *, colormap: str | None = None, alpha: float = ALPHA, style: Style = "smooth"
+        self,
+        path: str | Path,
+        *,
+        colormap: str | None = None,
+        alpha: float = ALPHA,
+        style: Style = "smooth",
+        storage: Storage = "mark",
     ) -> Path:
         """Writes the picture and, beside it, a JSON file for ``vitrail.open``; both or none."""
         path = Path(path)
         path = path if path.suffix or not path.name else path.with_suffix(".png")
-        write_together(self.files(path, Look(colormap, alpha, style)))
+        write_together(self.files(path, Look(colormap, alpha, style, storage)))
         return path
 
     def files(self, path: Path, look: Look = DEFAULT_LOOK) -> dict[str | os.PathLike[str], bytes]:
@@ -348,6 +391,7 @@ class Explanation:
             "extras": self.extras,
             "split": self.split,
             "storage": self.storage,
+            "grid": None if self.grid is None else list(self.grid),
             "trust": None if self.trusted is None else asdict(self.trusted),
             "signed": self.signed,
             "scores": self.scores,
@@ -399,6 +443,7 @@ def open(  # noqa: A001
             curves=saved.get("curves", {}),
             against_probability=saved.get("against_probability"),
             storage=saved.get("storage", []),
+            grid=None if saved.get("grid") is None else tuple(saved["grid"]),
             trusted=None if saved.get("trust") is None else Trust.from_dict(saved["trust"]),
             **{name: saved[name] for name in _STORED_FIELDS},
         )

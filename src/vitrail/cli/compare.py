@@ -66,6 +66,8 @@ def compare(
     colormap: options.Colormap = None,
     alpha: options.Alpha = ALPHA,
     style: options.StyleName = "smooth",
+    storage: options.StorageName = "mark",
+    trust: options.Trusting = True,
     checkpoint: options.Checkpoint = None,
     labels: options.Labels = None,
     num_classes: options.NumClasses = None,
@@ -86,7 +88,7 @@ def compare(
         raise VitrailError(f"compare takes one image, but {image} is a folder: use vitrail explain for folders.")
     (source,) = find_sources([image], out)
     params = parse_parameters(param or [])
-    look = Look(colormap, alpha, style)
+    look = Look(colormap, alpha, style, storage)
 
     from vitrail.models.loading import load
 
@@ -100,13 +102,21 @@ def compare(
     built = build(view, calls, params)
     parts = [shared_part(built, params), *(single_parts(built, params) if methods else ())]
     questions = [Question(target, against) for target in options.comma_separated(targets)] or [Question(None, against)]
-    run(built, questions, source, out, parts, look)
+    run(built, questions, source, out, parts, look, trust)
 
 
 def run(
-    methods: list[Method], questions: list[Question], source: Source, out: Path, parts: list[str], look: Look
+    methods: list[Method],
+    questions: list[Question],
+    source: Source,
+    out: Path,
+    parts: list[str],
+    look: Look,
+    trust: bool = True,
 ) -> Path:
     """Writes the figure with its JSON file and prints where it is; after Ctrl-C, with the maps computed so far."""
+    from vitrail.metrics.trust import COST
+
     console = Console(highlight=False)
     view = methods[0].model
     for question in questions:
@@ -115,14 +125,15 @@ def run(
     (label,) = true_classes(console, view, [source])
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every method
     maps = len(methods) * len(questions)
-    passes = sum(forwards + 2 * backwards + 1 for forwards, backwards in (method.passes() for method in methods))
+    costs = [method.passes() for method in methods]
+    passes = sum(forwards + 2 * backwards + 1 + COST * trust for forwards, backwards in costs)
     summary = plural(len(methods), "method")
     print_estimate(console, view, summary, passes * len(questions))
     (stem,) = file_stems([source.path], out, _ending(view, parts, questions))
     rows: list[list[Explanation]] = []
     interrupt = None
     try:
-        _explain(console, source.path, label, methods, questions, rows)
+        _explain(console, source.path, label, methods, questions, rows, trust)
     except KeyboardInterrupt as error:
         interrupt = error
         rows = [row for row in rows if row]
@@ -145,6 +156,7 @@ def _explain(
     methods: list[Method],
     questions: list[Question],
     rows: list[list[Explanation]],
+    trust: bool,
 ) -> None:
     """Fills the rows map by map, so that an interrupt leaves what is done."""
     from vitrail.api import explain_each, see
@@ -158,6 +170,8 @@ def _explain(
             rival = against if method.info.class_specific else None
             for explanation in explain_each(method, [picture], target, rival):
                 explanation.true_label = None if label is None else view.label(label)
+                if trust:
+                    explanation.trust()
                 rows[-1].append(explanation)
 
 
@@ -253,5 +267,6 @@ def draw(rows: list[list[Explanation]], look: Look) -> Image.Image:
 def _caption(ex: Explanation) -> str:
     """The method, its time, whether the class matters, and how far the map can be trusted, if known."""
     seconds = f"{ex.seconds:.1f} s" if ex.seconds >= 1 else f"{1000 * ex.seconds:.0f} ms"
-    lines = [ex.call, seconds if ex.class_specific else f"{seconds} · any class", getattr(ex, "trust_line", None)]
-    return "\n".join(line for line in lines if line)
+    facts = [f"trust {ex.trust_score:.2f}"] if ex.trust_score is not None else []
+    facts += [seconds] if ex.class_specific else [seconds, "any class"]
+    return f"{ex.call}\n{' · '.join(facts)}"

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from vitrail.models.view import View
     from vitrail.show.legend import Legend
 
-SCORING_PASSES = 450  # forward passes of insertion and deletion
+STEPS = 32  # of insertion and deletion
 LONG = 10.0  # seconds from which an estimate is printed
 ORDERS = ("name", "probability", "trust")  # of a contact sheet
 COLUMNS = (
-    "image", "true", "class", "label", "probability", "against", "method", "params", "picture", "seconds", "skipped",
-    "error",
+    "image", "true", "class", "label", "probability", "trust", "against", "method", "params", "picture", "seconds",
+    "skipped", "error",
 )  # fmt: skip
 
 
@@ -52,10 +52,18 @@ class Request:
 
     question: Question
     top: int
-    score: bool
-    curves: bool
+    metrics: tuple[str, ...] = ()  # to score the map by
+    curves: bool = False
+    trust: bool = True
     look: Look = DEFAULT_LOOK
     sort: str | None = None
+
+    @property
+    def passes(self) -> float:
+        """The cost per map besides that of the method, in forward passes."""
+        from vitrail.metrics.trust import COST
+
+        return 1 + COST * self.trust + 2 * sum(_steps(name) + 1 for name in self.metrics)
 
 
 @dataclass(frozen=True)
@@ -100,11 +108,16 @@ def explain(
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
-    score: Annotated[bool, typer.Option("--score", help="Score the map by insertion and deletion.")] = False,
+    trust: options.Trusting = True,
+    score: Annotated[
+        bool, typer.Option("--score", help="Score the map by insertion and deletion, with a random map beside it.")
+    ] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps of --score and --curves.")] = STEPS,
     curves: Annotated[bool, typer.Option("--curves", help="Score the map and plot the curves.")] = False,
     colormap: options.Colormap = None,
     alpha: options.Alpha = ALPHA,
     style: options.StyleName = "smooth",
+    storage: options.StorageName = "mark",
     sort: Annotated[
         str | None,
         typer.Option(
@@ -131,7 +144,10 @@ def explain(
         raise VitrailError("--top explains the most likely classes and --target a single class: use only one of them.")
     if sort is not None and sort not in ORDERS:
         raise VitrailError(f"--sort must be {', '.join(ORDERS[:-1])} or {ORDERS[-1]}, but got {sort!r}.")
-    look = Look(colormap, alpha, style)
+    if sort == "trust" and not trust:
+        raise VitrailError("--sort trust and --no-trust contradict each other: use only one of them.")
+    look = Look(colormap, alpha, style, storage)
+    metrics = (f"insertion(steps={steps})", f"deletion(steps={steps})") if score or curves else ()
     sources = find_sources(images, out)
     params = parse_parameters(param or [])
 
@@ -143,7 +159,7 @@ def explain(
         crop_pct=crop_pct, interpolation=interpolation,
     )  # fmt: skip
     view = load(model, device=device, dtype=dtype, **load_options)
-    request = Request(Question(target, against), top, score or curves, curves, look, sort)
+    request = Request(Question(target, against), top, metrics, curves, trust, look, sort)
     if run(_build(view, method, params), request, sources, out, as_json):
         raise typer.Exit(1)
 
@@ -155,7 +171,7 @@ def run(method: Method, request: Request, sources: list[Source], out: Path, as_j
     print_model(console, view)
     labels, paths = true_classes(console, view, sources), [source.path for source in sources]
     forwards, backwards = method.passes()
-    passes = forwards + 2 * backwards + 1 + SCORING_PASSES * request.score
+    passes = forwards + 2 * backwards + request.passes
     count = len(paths) * request.top
     print_estimate(console, view, f"{count} × {method.info.name}", passes * count)
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every image
@@ -202,9 +218,11 @@ def _explain_image(
     """Explains one image; in a folder, an unreadable image is reported and the others go on."""
     try:
         explanations = list(_explanations(method, path, label, request))
-        if request.score:
-            for explanation in explanations:
-                explanation.score()
+        for explanation in explanations:
+            if request.trust:
+                explanation.trust()
+            explanation.score(request.metrics)
+        chance = [explanation.random_scores(request.metrics) for explanation in explanations]
         tile = _tile(path, explanations[0], request.look)
         picture = _save(explanations, stem, request)
     except VitrailError as error:
@@ -224,11 +242,10 @@ def _explain_image(
     if alone:
         print_top(console, first)
     console.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _remark(first), soft_wrap=True)
-    if request.sort == "trust" and tile.trust is None:
-        raise VitrailError("--sort trust needs trust scores, but this explanation has none: sort by another order.")
-    if request.score:
-        for explanation in explanations:
-            console.print(f"  {escape(explanation.label)}: " + _scores(explanation), soft_wrap=True)
+    for explanation, random in zip(explanations, chance, strict=True):
+        for line in _lines(explanation, random, alone):
+            name = f"{explanation.label}: " if len(explanations) > 1 else ""
+            console.print(f"  [dim]{escape(name + line)}[/]", soft_wrap=True)
 
 
 def _explanations(method: Method, path: Path, label: int | None, request: Request) -> Iterator[Explanation]:
@@ -270,8 +287,9 @@ def _tile(path: Path, explanation: Explanation, look: Look) -> Tile:
     if explanation.true_label is not None:
         predicted = explanation.top[0][1] if explanation.top else explanation.label
         caption += f"\n{'✓' if predicted == explanation.true_label else '✗'} true class: {explanation.true_label}"
-    trust = getattr(explanation, "trust_score", None)
-    return Tile(path.name, picture, caption, explanation.legend(look), explanation.probability, trust)
+    if explanation.trust_score is not None:
+        caption += f"\ntrust {explanation.trust_score:.2f}"
+    return Tile(path.name, picture, caption, explanation.legend(look), explanation.probability, explanation.trust_score)
 
 
 def _save(explanations: list[Explanation], stem: Path, request: Request) -> Path:
@@ -314,12 +332,13 @@ def print_estimate(console: Console, view: View, work: str, passes: float) -> No
     """Estimates the duration of long work from that of one forward pass."""
     import torch
 
-    blank = torch.zeros(1, 3, *view.size)
+    blank, durations = torch.zeros(4, 3, *view.size), []
     with torch.no_grad():
-        view.logits(blank)
-        begin = time.perf_counter()
-        float(view.logits(blank).sum())  # waits for the device
-    seconds = (time.perf_counter() - begin) * passes
+        for _ in range(3):
+            begin = time.perf_counter()
+            float(view.logits(blank).sum())  # waits for the device
+            durations.append(time.perf_counter() - begin)
+    seconds = min(durations) / len(blank) * passes
     if seconds > LONG:
         console.print(f"{work}: about {_duration(seconds)}. Ctrl-C stops and keeps the results so far.")
 
@@ -340,23 +359,31 @@ def print_top(console: Console, explanation: Explanation) -> None:
 
 
 def _remark(explanation: Explanation) -> str:
-    gap = explanation.extras.get("completeness_gap")
-    remarks = [] if gap is None else [f"completeness gap {gap:.1e}"]
     wrong = explanation.true_label not in (None, explanation.label)
-    remarks += [f"the true class is {escape(explanation.true_label or '')}"] if wrong else []
+    remarks = [f"the true class is {escape(explanation.true_label or '')}"] if wrong else []
     remarks += [] if explanation.class_specific else [f"{explanation.method} is the same for every class"]
     return f" [dim]({', '.join(remarks)})[/]" if remarks else ""
 
 
-def _scores(explanation: Explanation) -> str:
-    scores = [f"{name} {value:.3f} {'↑' if name == 'insertion' else '↓'}" for name, value in explanation.scores.items()]
-    return ", ".join(scores) + " [dim](↑: higher is better, ↓: lower is better)[/]"
+def _lines(explanation: Explanation, random: dict[str, float], alone: bool) -> Iterator[str]:
+    """What is printed below a result: trust; for a single image also how the score splits and storage; scores."""
+    lines = [explanation.trust_line, *([explanation.score_line, explanation.storage_line] if alone else [])]
+    yield from (line for line in lines if line)
+    if random:
+        measured = [(split_call(name)[0], explanation.scores[name], value) for name, value in random.items()]
+        scores = [f"{name} {score:.3f} (random {value:.3f})" for name, score, value in measured]
+        yield f"{', '.join(scores)}; higher is better for insertion, lower for deletion"
+
+
+def _steps(metric: str) -> int:
+    return int(split_call(metric)[1]["steps"])
 
 
 def _row(path: Path, explanation: Explanation, picture: Path) -> dict[str, Any]:
     values = (
         str(path), explanation.true_label or "", explanation.target, explanation.label,
-        f"{explanation.probability:.6f}", explanation.against_label or "", explanation.method,
+        f"{explanation.probability:.6f}", "" if explanation.trust_score is None else f"{explanation.trust_score:.4f}",
+        explanation.against_label or "", explanation.method,
         json.dumps(explanation.params, default=str), str(picture), f"{explanation.seconds:.3f}", "", "",
     )  # fmt: skip
     scores = {name: f"{value:.6f}" for name, value in explanation.scores.items()}

@@ -40,6 +40,10 @@ ModelName = Annotated[
         help="Model: timm name, hf:ORG/NAME, hf:./folder or torchvision:NAME; default: the embedded model.",
     ),
 ]
+Trusting = Annotated[
+    bool,
+    typer.Option("--trust/--no-trust", help="Ask the model, with about 80 forward passes, how far to trust each map."),
+]
 NumClasses = Annotated[int | None, typer.Option(help="Number of classes of the head.")]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
 Params = Annotated[
@@ -50,6 +54,10 @@ Plugins = Annotated[
     typer.Option("--plugin", metavar="FILE.py", help="Python file with methods or metrics of your own; repeatable."),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Retry what failed in earlier calls.")]
+StorageName = Annotated[
+    str,
+    typer.Option("--storage", help="Patches that the network uses as storage: mark them, or also hide them."),
+]
 StyleName = Annotated[
     str,
     typer.Option(

@@ -22,6 +22,7 @@ SUBSETS = 64  # with which the map is compared
 KEPT = 0.4  # the share of patches in each of them
 BLOBS = 4  # the subsets are blobs: noise on a grid of this size, enlarged and cut at a threshold
 PASSES = 2 + RANDOM + SUBSETS
+COST = 1 + (1 + RANDOM) * (1 - REMOVED) + SUBSETS * KEPT  # in forward passes of the whole image
 SEED = 0
 
 
@@ -50,12 +51,11 @@ class Trust:
     def words(self, name: str) -> str:
         """The result as text; ``name``: the class that the probability is of."""
         before, top, random = (f"{max(0.0, self.probability - fall):.0%}" for fall in (0, self.drop, self.random_drop))
-        low, high = self.interval
+        agreement, low, high = (f"{value:.2f}".replace("-", "−") for value in (self.agreement, *self.interval))
         text = (
             f"{self.score:.2f} – removing the top {REMOVED:.0%} of patches takes {name} from {before} to {top}, a "
-            f"random {REMOVED:.0%} to {random}; agreement with {SUBSETS} subsets {self.agreement:.2f} "
-            f"[{low:.2f}, {high:.2f}]"
-        ).replace("-", "−")
+            f"random {REMOVED:.0%} to {random}; agreement with {SUBSETS} subsets {agreement} [{low}, {high}]"
+        )
         return text if self.patch_share is None else f"{text}; {self.patch_share:.0%} of the score is on patches"
 
 

@@ -62,6 +62,18 @@ def overlay(
     return as_image(np.where(unseen[..., None], hatched(photo), drawing) if unseen.any() else drawing)
 
 
+def marked(image: Image.Image, boxes: Sequence[tuple[float, float, float, float]]) -> Image.Image:
+    """Draws a diamond in each box (left, top, right, bottom)."""
+    page, width = image.copy(), max(2, min(image.size) // 160)
+    pen = ImageDraw.Draw(page)
+    for left, top, right, bottom in boxes:
+        x, y, reach = (left + right) / 2, (top + bottom) / 2, 0.36 * min(right - left, bottom - top)
+        corners = [(x, y - reach), (x + reach, y), (x, y + reach), (x - reach, y)]
+        for ink, thickness in ((PAPER, 3 * width), (INK, width)):
+            pen.line([*corners, *corners[:2]], fill=ink, width=thickness, joint="curve")
+    return page
+
+
 def display_size(image_size: tuple[int, int]) -> tuple[int, int]:
     """The (width, height) at which an image is shown: small ones are enlarged, large ones reduced."""
     width, height = image_size
@@ -71,15 +83,22 @@ def display_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def labelled(
-    image: Image.Image, title: str, subtitle: str = "", legends: Sequence[Legend] = (), *, title_on_top: bool = False
+    image: Image.Image,
+    title: str,
+    subtitle: str | Sequence[str] = "",
+    legends: Sequence[Legend] = (),
+    *,
+    title_on_top: bool = False,
 ) -> Image.Image:
-    """Adds title, subtitle and legends below a picture; the title and the subtitle above it if asked."""
+    """Adds title, subtitle (one or several paragraphs) and legends below a picture; the texts above it if asked."""
     width = max(image.width, SHORT_SIDE)
     unit = max(16, min(28, width // 28))
     room = width - 2 * _GAP
     heading = fit_text(title, room, round(unit * 1.25), bold=True, lines=2)
-    detail = fit_text(subtitle, room, unit, lines=3)
-    texts = [_strip(text, room, ink) for text, ink in ((heading, INK), (detail, GREY)) if text.lines]
+    first, *others = [subtitle] if isinstance(subtitle, str) else subtitle or [""]
+    details = [fit_text(first, room, unit, lines=3)]
+    details += [fit_text(text, room, round(0.85 * unit), lines=4) for text in others]
+    texts = [_strip(text, room, INK if text is heading else GREY) for text in (heading, *details) if text.lines]
     keys = [legend.draw(room, min(unit, _LEGEND_UNIT)) for legend in legends]
     above, below = (texts, keys) if title_on_top else ([], texts + keys)
     picture_top = _stack_height(above, unit)

@@ -6,7 +6,9 @@ from typing import Literal, TypeAlias, get_args
 from vitrail.errors import VitrailError
 
 Style: TypeAlias = Literal["smooth", "blocks", "outline"]
+Storage: TypeAlias = Literal["mark", "hide"]
 STYLES: tuple[str, ...] = get_args(Style)
+STORAGE: tuple[str, ...] = get_args(Storage)
 ALPHA = 0.85
 
 
@@ -19,17 +21,22 @@ class Look:
         alpha: opacity of the strongest evidence, and how much the image below it is faded.
         style: ``smooth`` (interpolated), ``blocks`` (a rectangle per value of the map) or ``outline`` (a contour around
             the smallest area with half of the evidence).
+        storage: whether patches that the network uses as storage are only marked (``mark``), or drawn as if they had no
+            evidence (``hide``); numbers are not changed.
     """
 
     colormap: str | None = None
     alpha: float = ALPHA
     style: str = "smooth"
+    storage: str = "mark"
 
     def __post_init__(self) -> None:
         if not isinstance(self.alpha, int | float) or not 0 <= self.alpha <= 1:
             raise VitrailError(f"alpha must be between 0 (only the image) and 1, but got {self.alpha}.")
         if self.style not in STYLES:
             raise VitrailError(f"there is no style {self.style!r}: expected {', '.join(STYLES[:-1])} or {STYLES[-1]}.")
+        if self.storage not in STORAGE:
+            raise VitrailError(f"storage must be {' or '.join(STORAGE)}, but got {self.storage!r}.")
         if self.colormap is not None:
             self._check_colormap()
 
