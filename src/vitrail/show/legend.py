@@ -97,7 +97,7 @@ class Legend:
 
 def shared_legends(legends: Sequence[Legend]) -> list[Legend]:
     """One legend per colour scale for a sheet of maps, each of which spans the colours: without numbers."""
-    shared = []
+    shared: list[Legend] = []
     for signed in (True, False):
         alike = [legend for legend in legends if legend.scale.signed is signed]
         if alike:
