@@ -202,6 +202,16 @@ def test_numbers_are_kept_and_names_checked(view, labels, numbered, label, index
     assert class_map(view, data)(label) == index
 
 
+def test_a_folder_of_some_classes_written_otherwise(view, tmp_path) -> None:
+    for name in (view.labels[3].upper(), f"{view.labels[1]}_"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (64, 64)).save(tmp_path / name / "a.png")
+    (tmp_path / "IMG_1.heic").write_text("x")
+    rows = vitrail.evaluate(view, tmp_path, "random", "sparseness", target="label")
+    assert sorted(rows["target"]) == [1, 3]
+    assert list(rows.attrs["skipped"]) == ["IMG_1.heic"]
+
+
 def test_numbers_that_contradict_their_names_are_refused(view) -> None:
     data = InMemory([], labels=["ours", view.labels[5]])
     data.numbered = True

@@ -266,7 +266,7 @@ def evaluate(
     The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained, seconds
     (of the explanation; a trace that methods share counts for each), ties (the fraction of cells ordered at random),
     and parts for metrics whose value over a data set is not a mean of values; ``summarise`` computes means and
-    intervals. Skipped images are in ``attrs["skipped"]``.
+    intervals. Skipped images, and files of a folder that are no images, are in ``attrs["skipped"]``.
     """
     import pandas as pd
 
@@ -286,5 +286,5 @@ def evaluate(
     frame = pd.DataFrame(rows)
     dropped = [name for name, wanted in (("curve", curves), ("parts", frame["parts"].notna().any())) if not wanted]
     frame = frame.drop(columns=dropped)
-    frame.attrs["skipped"] = skipped
+    frame.attrs["skipped"] = {**chosen.skipped, **skipped}
     return frame

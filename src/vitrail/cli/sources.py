@@ -105,7 +105,7 @@ def _class_of_file(view: View, path: Path) -> int | None:
 
 def _is_class(view: View, name: str) -> bool:
     """Whether a name is that of a class, neither a number nor a beginning, which folders often are by chance."""
-    from vitrail.models.labels import plain_name
+    from vitrail.models.labels import plain_name, plain_names
 
-    names = {plain_name(part) for label in view.labels or () for part in (label, *label.split(","))}
-    return plain_name(name) in names and not name.isdecimal()
+    wanted = plain_name(name)
+    return not name.isdecimal() and any(wanted in names for names in plain_names(tuple(view.labels or ())))

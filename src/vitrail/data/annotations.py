@@ -66,6 +66,20 @@ def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor |
     return region
 
 
+def _matched(view: View, names: Sequence[str]) -> tuple[dict[int, int], VitrailError | None]:
+    """The model's classes of these names by position, and the error for the first name that it does not have."""
+    indices: dict[int, int] = {}
+    first = None
+    for label, name in enumerate(names):
+        if not name or (first and not view.classes_named(name)):  # an error searches for similar names, which costs
+            continue
+        try:
+            indices[label] = view.class_index(name)
+        except VitrailError as error:
+            first = first or error
+    return indices, first
+
+
 def class_map(view: View, data: DataSet) -> Callable[[int], int]:
     """From the data set's classes to the model's: by name where every name matches a single class, else by number.
 
@@ -75,27 +89,21 @@ def class_map(view: View, data: DataSet) -> Callable[[int], int]:
     names = data.labels
     if names is None or list(names) == list(view.labels or ()):
         return lambda label: label
-    indices: dict[int, int] = {}
-    errors: list[VitrailError] = []
-    for label, name in enumerate(names):
-        try:
-            indices |= {label: view.class_index(name)} if name else {}
-        except VitrailError as error:
-            errors.append(error)
+    indices, error = _matched(view, names)
     moved = next((label for label, index in indices.items() if label != index), None)
     if data.numbered and moved is None:
         return lambda label: label
-    if errors and data.numbered and moved is not None:
+    if error and data.numbered and moved is not None:
         raise VitrailError(
             f"{data.name} has the number {moved} for {names[moved]!r}, which is class {indices[moved]} of {view.name}: "
             "correct the numbers, or remove the names."
         )
-    if errors and len(names) == view.num_classes:
+    if error and len(names) == view.num_classes:
         return lambda label: label
-    if errors:
+    if error:
         raise VitrailError(
             f"the classes of {data.name} ({len(names)}) and {view.name} ({view.num_classes}) differ, and their names "
-            f"do not match: {errors[0]} Give a model with the data set's classes, or its labels=."
+            f"do not match: {error} Give a model with the data set's classes, or its labels=."
         )
 
     def mapped(label: int) -> int:

@@ -146,7 +146,7 @@ class Subset(DataSet):
 
     def __init__(self, data: DataSet, indices: Sequence[int]) -> None:
         self.data, self.name, self.labels, self.numbered = data, data.name, data.labels, data.numbered
-        self.skipped = data.skipped
+        self.skipped = dict(data.skipped)
         self.indices = [operator.index(index) for index in indices]
         wrong = [index for index in self.indices if not 0 <= index < len(data)]
         if wrong:

@@ -19,6 +19,12 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
+@lru_cache(maxsize=8)
+def plain_names(labels: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """For every class its plain name, then those of its synonyms, which stand between commas."""
+    return tuple(tuple(map(plain_name, (label, *label.split(",")))) for label in labels)
+
+
 def read_labels(labels: Sequence[str] | Mapping[Any, str] | str | Path, count: int) -> tuple[str, ...]:
     """Class names in order, from a sequence, a mapping index → name, or a text (one per line) or JSON file."""
     source = f"the file {labels}" if isinstance(labels, str | Path) else "labels"

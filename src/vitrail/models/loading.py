@@ -201,8 +201,8 @@ def _load_timm(request: LoadRequest) -> View:
     _check_has_head(name, num_classes)
     sizes = {"num_classes": num_classes, "img_size": request.img_size}
     arguments = {**{key: value for key, value in sizes.items() if value is not None}, **request.model_args}
-    with _hub(request.wants_weights):
-        module = _fetch(name, lambda: timm.create_model(name, pretrained=request.wants_weights, **arguments))
+    wants_weights = request.wants_weights
+    module = _fetch(name, lambda: timm.create_model(name, pretrained=wants_weights, **arguments), wants_weights)
     trained = None if state is None or request.img_size is None else _trained_size(module, state)
     if trained is not None:  # weights of another size: fill a model of theirs, then let timm resample its positions
         module = _fetch(name, lambda: timm.create_model(name, pretrained=False, **{**arguments, "img_size": trained}))
@@ -277,12 +277,13 @@ def _load_huggingface(request: LoadRequest) -> View:
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local = Path(source).is_dir()
-    with _quiet_transformers(local=is_local), _hub(not is_local):
+    with _quiet_transformers(local=is_local):
         module, info = _fetch(
             name,
             lambda: AutoModelForImageClassification.from_pretrained(
                 source, output_loading_info=True, trust_remote_code=False, **arguments
             ),
+            not is_local,
         )
     lost = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
     if lost:
@@ -292,8 +293,8 @@ def _load_huggingface(request: LoadRequest) -> View:
         )
     processor = None
     if not is_local or (Path(source) / "preprocessor_config.json").is_file():
-        with _hub(not is_local):
-            processor = _fetch(name, lambda: AutoImageProcessor.from_pretrained(source, trust_remote_code=False))
+        read = AutoImageProcessor.from_pretrained
+        processor = _fetch(name, lambda: read(source, trust_remote_code=False), not is_local)
     return request.view(module, processor=processor, img_size=request.img_size)
 
 
@@ -331,8 +332,17 @@ def _hub(is_needed: bool) -> Iterator[None]:
     before = constants.HF_HUB_OFFLINE
     if is_needed and not before and not _is_reachable(constants.ENDPOINT):
         constants.HF_HUB_OFFLINE = True
+    is_offline = is_needed and constants.HF_HUB_OFFLINE
     try:
         yield
+    except OSError as error:
+        if not is_offline:
+            raise
+        raise VitrailError(
+            f"the hub ({constants.ENDPOINT}) is offline, and its cache does not hold the weights: give checkpoint=FILE "
+            "(--checkpoint) or a local folder (hf:./folder), or use an embedded model: "
+            f"{' or '.join(embedded.names())}."
+        ) from error
     finally:
         constants.HF_HUB_OFFLINE = before
 
@@ -348,25 +358,22 @@ def _is_reachable(address: str) -> bool:
     return True
 
 
-def _fetch(name: str, build: Callable[[], Any]) -> Any:
+def _fetch(name: str, build: Callable[[], Any], from_hub: bool = False) -> Any:
     """Builds a model whose weights may come over the network; any failure becomes one clear error."""
     try:
-        with torch.random.fork_rng():  # modules draw their first weights from the global state, which is the user's
+        with (
+            _hub(from_hub),
+            torch.random.fork_rng(),
+        ):  # modules draw their first weights from the global state, which is the user's
             return build()
+    except VitrailError as error:
+        raise VitrailError(f"could not load {name}: {error}") from error
     except Exception as error:
         unknown = UNKNOWN.search(str(error)) if isinstance(error, TypeError) else None
         if unknown:
             raise VitrailError(f"{name} takes no argument {unknown[1]!r}: check its spelling, or remove it.") from error
         if "trust_remote_code" in str(error):
             raise _remote_code(name) from error
-        from huggingface_hub import constants
-
-        if constants.HF_HUB_OFFLINE and isinstance(error, OSError):
-            raise VitrailError(
-                f"{name} is not in the cache, and the hub ({constants.ENDPOINT}) is offline: give checkpoint=FILE "
-                "(--checkpoint) or a local folder (hf:./folder), or use an embedded model: "
-                f"{' or '.join(embedded.names())}."
-            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise VitrailError(
             f"could not build {name} or get its weights: {reason[:300]}. If this machine is offline, give "

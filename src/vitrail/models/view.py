@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.models.labels import plain_name
+from vitrail.models.labels import plain_name, plain_names
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -228,25 +228,29 @@ class View:
             return index
         if self.labels is None:
             raise VitrailError(f"{self.name} has no class names: give a number 0…{self.num_classes - 1}, or labels=.")
-        wanted = plain_name(target)
-        names = [[plain_name(part) for part in label.split(",")] for label in self.labels]
-        for matches in (
-            [i for i, label in enumerate(self.labels) if label == target],
-            [i for i, label in enumerate(self.labels) if plain_name(label) == wanted],
-            [i for i, parts in enumerate(names) if wanted in parts],
-            [i for i, parts in enumerate(names) if wanted and any(part.startswith(wanted) for part in parts)],
-        ):
-            if len(matches) == 1:
-                return matches[0]
-            if matches:
-                some = "; ".join(f"{i}: {self.labels[i]}" for i in matches[:6])
-                raise VitrailError(
-                    f"{target!r} matches {len(matches)} classes ({some}…): give a longer name or the number."
-                )
+        matches = self.classes_named(target)
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            some = "; ".join(f"{i}: {self.labels[i]}" for i in matches[:6])
+            raise VitrailError(
+                f"{target!r} matches {len(matches)} classes ({some}…): give a longer name or the number."
+            )
         written = {plain_name(part): part.strip() for label in self.labels for part in label.split(",")}
-        close = [written[name] for name in _similar(wanted, [*written])]
+        close = [written[name] for name in _similar(plain_name(target), [*written])]
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
+
+    def classes_named(self, name: str) -> list[int]:
+        """The classes that a name means: those called so, else those with such a synonym, else with this beginning."""
+        labels, wanted = tuple(self.labels or ()), plain_name(name)
+        names = plain_names(labels)
+        return (
+            [i for i, label in enumerate(labels) if label == name]
+            or [i for i, (whole, *_) in enumerate(names) if whole == wanted]
+            or [i for i, parts in enumerate(names) if wanted in parts]
+            or [i for i, parts in enumerate(names) if wanted and any(part.startswith(wanted) for part in parts)]
+        )
 
     def fingerprint(self) -> str:
         """A hash of every parameter and buffer: two views with the same one give the same logits."""
