@@ -134,7 +134,7 @@ def test_a_large_photo_is_drawn_at_the_size_at_which_it_is_shown(
     size: tuple[int, int], model: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ex = vitrail.explain(model, noise(*size, 0), "decompx")
-    on_photo = overlay(ex.image, fit_to_image(ex.map, ex.box, ex.image.size), ex.signed)
+    on_photo = overlay(ex.image, fit_to_image(ex.shares, ex.box, ex.image.size), ex.signed)
     fitted: list[tuple[int, int]] = []
 
     def fit(values: torch.Tensor, box: Any, image_size: tuple[int, int], *more: Any) -> torch.Tensor:

@@ -182,17 +182,13 @@ def test_cells_say_time_any_class_and_trust(compare: Compare, tmp_path: Path, mo
         captions.extend(text for _, text in cells)
         return contact_sheet(cells, width)
 
-    def trusted(method: Method, *arguments: Any) -> Iterator[Explanation]:
-        for ex in explain_each(method, *arguments):
-            if method.info.name == "gen_att":
-                ex.trust_line = "trust 0.83"  # type: ignore[attr-defined]
-            yield ex
-
-    monkeypatch.setattr("vitrail.api.explain_each", trusted)
     monkeypatch.setattr("vitrail.show.figure.contact_sheet", sheet)
     assert compare("--methods", "gen_att,rollout").code == 0
-    assert re.fullmatch(r"gen_att\n[\d.]+ m?s\ntrust 0.83", captions[1])
-    assert re.fullmatch(r"rollout\n[\d.]+ m?s · any class", captions[2])
+    assert re.fullmatch(r"gen_att\ntrust [01]\.\d\d · [\d.]+ m?s", captions[1])
+    assert re.fullmatch(r"rollout\ntrust [01]\.\d\d · [\d.]+ m?s · any class", captions[2])
+    captions.clear()
+    assert compare("--methods", "gen_att", "--no-trust").code == 0
+    assert re.fullmatch(r"gen_att\n[\d.]+ m?s", captions[1])
 
 
 def test_against_a_class(compare: Compare, tmp_path: Path) -> None:
