@@ -68,28 +68,17 @@ def pairwise(pairs: Iterable[tuple[Hashable, Hashable]], each: int = 1) -> set[t
 def crossed(
     pairs: Iterable[tuple[Any, Any]], each: int = 1, always: Callable[[Any, Any], bool] | None = None
 ) -> list[Any]:
-    """All pairs as parameters of a test; those that neither ``always`` nor `pairwise` keeps are marked full."""
+    """Pairs as parameters of a test: those that ``always`` or `pairwise` keeps, or all for `make test-all`."""
     pairs = list(pairs)
     chosen = pairwise((pair for pair in pairs if always is None or not always(*pair)), each)
-    return [
-        pytest.param(
-            *pair,
-            marks=() if pair in chosen or (always and always(*pair)) else pytest.mark.full,
-            id=f"{pair[0]}-{pair[1]}",
-        )
-        for pair in pairs
-    ]
+    kept = [pair for pair in pairs if families.FULL or pair in chosen or (always and always(*pair))]
+    return [pytest.param(*pair, id=f"{pair[0]}-{pair[1]}") for pair in kept]
 
 
 def in_both_precisions(names: Iterable[str]) -> list[Any]:
-    """(family, dtype): all families in double precision; in single precision one of six, the others are marked full."""
+    """(family, dtype): all families in double precision; in single precision one of six, or all."""
     names = list(names)
-    few = names[::6]
-    return [
-        pytest.param(name, dtype, marks=() if dtype == DOUBLE or name in few else pytest.mark.full)
-        for dtype in (DOUBLE, torch.float32)
-        for name in names
-    ]
+    return [(name, DOUBLE) for name in names] + [(name, torch.float32) for name in families.few(names, 6)]
 
 
 @functools.lru_cache(maxsize=1)

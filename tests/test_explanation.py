@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from tests.common import LABELS, files, noise
 
 import vitrail
 from vitrail import VitrailError, explanation
+from vitrail.calls import split_call
 from vitrail.models.view import View
+from vitrail.show import text
 from vitrail.show.figure import LONG_SIDE, overlay
 from vitrail.show.heatmap import fit_to_image
 
@@ -423,3 +426,39 @@ def test_a_full_disk_leaves_nothing_new_and_nothing_lost(
         with pytest.raises(VitrailError, match="No space left on device"):
             ex.save(tmp_path / name)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == old
+
+
+@pytest.mark.parametrize("method", ["decompx.skipplus", "gen_att", "rollout", "integrated_gradients(steps=4)"])
+@pytest.mark.parametrize("against", [None, "ant"])
+def test_a_caption_says_what_was_asked_how_sure_the_model_is_which_colour_speaks_for_it_and_how_far_to_trust_it(
+    method: str, against: str | None, model: View, photo: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, params = split_call(method)
+    if name == "rollout" and against:
+        pytest.skip("it is the same for every class")
+    ex = vitrail.explain(model, photo, name, target="dog", against=against, **params)
+    ex.trust()
+    drawn: list[str] = []
+    fit = text.fit_text
+
+    def spy(content: str, *arguments: Any, **options: Any) -> Any:
+        paragraph = fit(content, *arguments, **options)
+        drawn.append(" ".join(paragraph.lines))
+        return paragraph
+
+    for module in ("figure", "legend"):
+        monkeypatch.setattr(f"vitrail.show.{module}.fit_text", spy)
+    ex.picture()
+    caption = "\n".join(drawn)
+    assert "…" not in caption, "nothing is cut off"
+    assert f"dog {ex.probability:.1%}" in caption if against else f"dog ({ex.probability:.1%})" in caption
+    assert ex.call in caption
+    assert ex.trust_line in caption
+    if against:
+        assert f"rather than ant {ex.against_probability:.1%}" in caption
+    predicted = ex.top[0]
+    assert re.search(rf"{predicted[1]} \(?{predicted[2]:.1%}", caption), "how sure the model is, and of what"
+    ends = (f"for {against}" if against else "against dog", "for dog") if ex.signed else ("less", "more")
+    assert all(end in caption for end in ends)
+    if ex.split is not None:
+        assert ex.score_line in caption

@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from PIL import Image, ImageDraw
 
 import vitrail
@@ -25,7 +26,8 @@ from vitrail.show.text import fit_text
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")
 CAT = files("vitrail.app") / "samples" / "cat.jpg"
-STYLES_PAGE = "styles"
+OTHERS = ("styles", "trust")  # drawn by functions of their own
+TRUST = Path(__file__).parents[1] / "docs" / "results" / "trust.csv"
 SCENE = 10  # of Scenes(…, objects=2): two large objects, far apart
 
 CELL, GAP, HEADER, FOOTER = 120, 8, 44, 20
@@ -100,10 +102,10 @@ PAGES: dict[str, list[Column]] = {
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or [*PAGES, STYLES_PAGE]
+    wanted = sys.argv[1:] or [*PAGES, *OTHERS]
     FOLDER.mkdir(exist_ok=True)
     for page in wanted:
-        picture = draw_styles() if page == STYLES_PAGE else draw_methods(PAGES[page])
+        picture = {"styles": draw_styles, "trust": draw_trust}[page]() if page in OTHERS else draw_methods(PAGES[page])
         target = FOLDER / f"{page}.png"
         target.write_bytes(compressed(picture))
         sys.stdout.write(f"{target.name}: {picture.width}×{picture.height}, {target.stat().st_size / 1000:.0f} kB\n")
@@ -151,6 +153,29 @@ def draw_styles() -> Image.Image:
         rows.append(([cropped(signed, picture) for picture in pictures], name))
     captions = ["", "signed: smooth", "signed: blocks", "signed: outline", "unsigned: smooth", "unsigned: outline"]
     return draw(rows, captions)
+
+
+def draw_trust() -> Image.Image:
+    """A point per image: agreement against insertion − deletion, for each model of `benchmarks/trust.py`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = pd.read_csv(TRUST)
+    figure = Figure(figsize=(10, 2.9), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, rows["model"].nunique(), sharex=True, sharey=True)
+    for axes, (name, group) in zip(panels, rows.groupby("model", sort=False), strict=True):
+        rho = group["agreement"].corr(group["quality"], method="spearman")
+        axes.scatter(group["agreement"], group["quality"], s=11, color="#0b7a75", alpha=0.6, linewidths=0)
+        axes.set_title(f"{name}\nSpearman {rho:.2f}", fontsize=9)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("insertion − deletion")
+    figure.supxlabel("agreement with 64 subsets of patches", fontsize=10)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer).convert("RGB")
 
 
 def versions(photo: Image.Image) -> dict[str, Image.Image]:
