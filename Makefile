@@ -22,7 +22,7 @@ demo: $(STAMP)
 	@echo "Next: .venv/bin/vitrail explain YOUR-PHOTO.jpg, or .venv/bin/vitrail serve for the web page."
 
 test: lint browser
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
 test-all: lint browser

@@ -249,11 +249,11 @@ def _torchvision_swin(version: int) -> nn.Module:
     return swin.SwinTransformer([4, 4], 16, [2, 2], [2, 4], [4, 4], num_classes=CLASSES, **parts)
 
 
-def _timm_swin(model: str) -> nn.Module:
+def _timm_swin(model: str, classes: int = CLASSES) -> nn.Module:
     import timm
 
     tiny = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
-    return timm.create_model(model, pretrained=False, num_classes=CLASSES, **tiny)
+    return timm.create_model(model, pretrained=False, num_classes=classes, **tiny)
 
 
 def _huggingface_swin(kind: str) -> nn.Module:

@@ -264,7 +264,7 @@ def check_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert stopped.value.code == 1
     rows = Store(folder).rows()
     assert len(rows)
-    kept = f"{rows['image'].nunique()} images with {len(rows)} rows were measured and are kept"
+    kept = f"{rows['image'].nunique()} images with {len(rows)} rows measured so far, kept in"
     assert kept in " ".join(said.out.split())
     told = " ".join(said.err.split())
     assert told.count("Error:") == 1

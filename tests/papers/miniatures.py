@@ -156,7 +156,7 @@ def _module(name: str, classes: int) -> nn.Module:
     stem = name.partition(".")[0]
     with torch.random.fork_rng(devices=[]):
         if stem.startswith("swin"):
-            module = families._timm_swin("swin_tiny_patch4_window7_224")
+            module = families._timm_swin("swin_tiny_patch4_window7_224", classes)
         else:
             built, patch = STAND_INS[stem]
             depth = (

@@ -49,7 +49,7 @@ class Worker:
             retry=self.retry,
         )
         self.run.check_metrics()
-        return environment(view.device)
+        return environment(view)
 
     def measure(self, positions: Sequence[int]) -> tuple[Buffer, Outcome]:
         """The missing rows of some images."""

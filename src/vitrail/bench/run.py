@@ -138,7 +138,7 @@ def run(
                 plan=plan, name=spec.name, view=view, data=data, sink=store, outcome=outcome, watch=watch, retry=retry
             )
             model_run.check_metrics()
-            store.begin(plan, environment(view.device))  # only now: everything that the plan names exists
+            store.begin(plan, environment(view))  # only now: everything that the plan names exists
             model_run.measure(positions, store.done(plan.maps))
             del view, model_run
     outcome.seconds = time.perf_counter() - start

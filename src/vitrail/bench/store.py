@@ -29,6 +29,7 @@ from vitrail.bench.plan import Plan
 from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.files import save_atomically
+from vitrail.models.view import View
 from vitrail.version import __version__
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ class Store:
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
         """Records the plan and the environment (see ``environment``)."""
         plan.write(self.folder / "plan.toml")
-        text = json.dumps(about, indent=1).encode()
+        preprocessing = {**self.environment().get("preprocessing", {}), **about.get("preprocessing", {})}
+        text = json.dumps({**about, "preprocessing": preprocessing}, indent=1).encode()
         save_atomically(self.folder / "environment.json", lambda file: file.write(text))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -339,8 +341,8 @@ def _map_key(name: str) -> tuple[str, ...]:
     return image, method, json.dumps(params, sort_keys=True), explained
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device and git state."""
+def environment(view: View) -> dict[str, Any]:
+    """Versions, device, git state, and the preprocessing of the model."""
     names = ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray")
     versions = {}
     for name in names:
@@ -348,7 +350,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    gpu = torch.cuda.get_device_name(view.device) if view.device.type == "cuda" else None
     return {
         "vitrail": __version__,
         "python": platform.python_version(),
@@ -357,6 +359,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "git": _git(),
         "started": datetime.now(UTC).isoformat(),
+        "preprocessing": {view.name: view.preprocessing.to_dict()},
     }
 
 

@@ -151,7 +151,11 @@ def run(
 
     def load(spec: ModelSpec) -> View:
         load_plugins(plugins)  # a worker of a cluster is another process
-        return load_model(replace(spec, options={"device": device, **spec.options}))
+        view = load_model(replace(spec, options={"device": device, **spec.options}))
+        if cluster is None:
+            text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
+            console.print(f"[dim]{escape(text)}[/]", soft_wrap=True)
+        return view
 
     console.print(
         f"Run [bold]{escape(str(out))}[/]: Ctrl-C stops and keeps the results, the same command resumes.",
@@ -159,7 +163,6 @@ def run(
     )
     store, data = Store(out), open_plan_data(plan)
     print_skipped(console, data.name, data.skipped)
-    _print_preprocessing(console, plan)
     board = board_of(plan, store, data.ids, errors=not retry)
     live = Live(board, console=console, refresh_per_second=1) if console.is_terminal else None
     watch = board.see if live else Lines(board, console).see
@@ -187,16 +190,6 @@ def run(
         console.print(final)
     _print_outcome(console, outcome, out)
     return outcome.failed
-
-
-def _print_preprocessing(console: Console, plan: Plan) -> None:
-    """The preprocessing that the plan sets for its models."""
-    for spec in plan.models:
-        names = ("fit", "mean", "std", "crop_pct", "interpolation")
-        settings = {name: spec.options[name] for name in names if name in spec.options} | spec.preprocessing
-        if settings:
-            text = ", ".join(f"{name} {value}" for name, value in settings.items())
-            console.print(f"Preprocessing of {escape(spec.name)}: {escape(text)}", soft_wrap=True)
 
 
 def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:

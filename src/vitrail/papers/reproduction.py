@@ -126,7 +126,7 @@ def run_plan(
         model_run = ModelRun(
             plan=run.plan, name=spec.name, view=view, data=data, sink=store, outcome=Outcome(), watch=watch, retry=retry
         )
-        store.begin(run.plan, environment(view.device))
+        store.begin(run.plan, environment(view))
         model_run.measure(None, store.done(run.plan.maps))
     rows = store.rows()
     rows = rows[(rows["model_hash"] == model_run.model_hash) & rows["image"].isin(data.ids)]
