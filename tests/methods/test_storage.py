@@ -61,13 +61,17 @@ def test_pictures_mark_them_and_may_hide_their_evidence(explained: Explanation) 
         ex.overlay(), ex.overlay(storage="hide"), plain.overlay()
     ))  # fmt: skip
     row, column = divmod(ex.storage[0], 4)
-    side = marked.shape[0] // 4
-    inside = (slice(row * side, (row + 1) * side), slice(column * side, (column + 1) * side))
+    left, top, right, bottom = (edge * marked.shape[0] / 64 for edge in ex.box)
+    across, down = (right - left) / 4, (bottom - top) / 4
+    inside = (
+        slice(int(top + row * down), int(top + (row + 1) * down) + 1),
+        slice(int(left + column * across), int(left + (column + 1) * across) + 1),
+    )
     outside = np.ones(marked.shape[:2], dtype=bool)
     outside[inside] = False
     assert (marked != unmarked)[inside].any()
     assert np.array_equal(marked[outside], unmarked[outside])
-    centre = (row * side + side // 2, column * side + side // 2)
+    centre = (int(top + (row + 0.5) * down), int(left + (column + 0.5) * across))
     red = marked[centre][0] - marked[centre][2]
     assert red > 50 > abs(hidden[centre][0] - hidden[centre][2])
     assert "1 patch is used as storage" in ex.storage_line
