@@ -343,8 +343,14 @@ def test_a_dead_cell_has_no_dependence() -> None:
     assert dependence(present, torch.zeros(512).double()).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(("name", "params"), [("timm_vit", {}), ("timm_swin", {"background": "white"}),
-                                              ("hf_dinov2", {"shifts": (24,), "background": "black"})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("timm_vit", {}),
+        ("hf_dinov2", {"shifts": (24,), "background": "black"}),
+        pytest.param("timm_swin", {"background": "white"}, marks=pytest.mark.full),
+    ],
+)
 def test_pami_is_its_literal_definition(name: str, params: dict[str, Any]) -> None:
     view, image = viewed(name)[2], batch(name, 1)
     method = build_method("pami", view, **params)

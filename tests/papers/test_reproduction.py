@@ -214,8 +214,8 @@ def test_a_complete_specification_replaces_data_and_a_name_replaces_models(tmp_p
 
 
 def test_claims_are_decided_by_enough_images(tmp_path: Path) -> None:
-    options = {"images": 8, "out": tmp_path, "quick": True}
-    result = reproduce("tis-table4", {"imagenet": "scenes:8"}, "scenes", **options)  # type: ignore[arg-type]
+    options = {"images": 6, "out": tmp_path, "quick": True}
+    result = reproduce("tis-table4", {"imagenet": "scenes:6"}, "scenes", **options)  # type: ignore[arg-type]
     cells = [cell for cell in result.cells if cell.n]
     assert all(len(cell.draws) == 2000 and cell.low <= cell.measured <= cell.high for cell in cells)
     assert all(MISSING not in verdict.reasons.values() for verdict in result.verdicts if "DeiT-B" in verdict.tests)

@@ -245,8 +245,7 @@ def test_settings_stand_side_by_side(two: Path, open_page: Open) -> None:
     assert page.locator("#cards .card").count() == 10
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
 def test_nothing_sticks_out_of_the_page(
     one: Path, two: Path, open_page: Open, tmp_path: Path, size: tuple[int, int], scheme: str
 ) -> None:
