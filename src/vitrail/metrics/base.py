@@ -124,10 +124,10 @@ class Case:
 
     @cached_property
     def on_grid(self) -> Tensor:
-        """The map on the patches; a pixel map is averaged over each."""
-        if tuple(self.map.shape) == self.view.grid:
+        """The map on the patches, or on the cells of a model that has none; a pixel map is averaged over each."""
+        if tuple(self.map.shape) == self.view.cells:
             return self.map
-        return F.adaptive_avg_pool2d(self.map[None, None], self.view.grid)[0, 0]
+        return F.adaptive_avg_pool2d(self.map[None, None], self.view.cells)[0, 0]
 
     def lacks(self, needs: Needs) -> str | None:
         """What is missing here for a metric with these needs; None if nothing is."""
