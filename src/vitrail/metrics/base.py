@@ -22,7 +22,17 @@ from vitrail.registry import Registry, first_line, matching
 
 Needs = Literal["map", "tokens", "label", "region", "mask", "boxes", "objects", "method", "completeness"]
 
-MODULES = ("perturbation", "tokens", "localization", "boxes", "complexity", "robustness", "sanity")
+MODULES = (
+    "perturbation",
+    "imputation",
+    "tokens",
+    "agreement",
+    "localization",
+    "boxes",
+    "complexity",
+    "robustness",
+    "sanity",
+)
 
 
 @dataclass(frozen=True)
