@@ -109,7 +109,8 @@ class FaithfulnessCorrelation(MapMetric):
 def random_subsets(cells: int, share: float, count: int, seed: int) -> Tensor:
     """(count, cells), bool: subsets of one size, at least one cell and never all of several."""
     size = min(max(1, round(share * cells)), max(1, cells - 1))
-    drawn = torch.rand(count, cells, generator=torch.Generator().manual_seed(check_seed(seed)))
+    generator = torch.Generator().manual_seed(check_seed(seed))
+    drawn = torch.rand(count, cells, generator=generator, dtype=torch.float32)
     return torch.zeros(count, cells, dtype=torch.bool).scatter_(1, drawn.argsort(dim=1)[:, :size], True)
 
 
