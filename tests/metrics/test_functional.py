@@ -11,16 +11,17 @@ from tests.metrics.common import TOKEN_KINDS, bench
 from vitrail import VitrailError
 from vitrail.methods.registry import build_method
 from vitrail.metrics import list_metrics, measure
+from vitrail.metrics.base import get_metric
 
-FILES = {"perturbation": "perturbation", "token masking": "tokens", "robustness": "robustness"}
-SMALL = {"steps": 4, "samples": 2}
+FAMILIES = ("perturbation", "token masking", "agreement", "robustness")
+SMALL = {"steps": 4, "samples": 2, "runs": 4}
 
 
-@pytest.mark.parametrize("name", [name for name, info in list_metrics().items() if info.family in FILES])
+@pytest.mark.parametrize("name", [name for name, info in list_metrics().items() if info.family in FAMILIES])
 def test_a_function_gives_the_values_of_the_metric(name: str) -> None:
     of = bench("timm_vit")
     info = list_metrics()[name]
-    function = getattr(import_module(f"vitrail.metrics.{FILES[info.family]}"), name)
+    function = getattr(import_module(get_metric(name).__module__), name)
     params = {key: value for key, value in SMALL.items() if key in info.params}
     known = {"method": build_method("gen_att", of.view)} if info.needs == "method" else {}
     maps = of.maps(TOKEN_KINDS)

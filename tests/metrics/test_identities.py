@@ -24,8 +24,16 @@ from vitrail.metrics.base import Case, ask_if_applicable
 from vitrail.metrics.curves import _drawn, ranks
 
 SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "one_output", "timm_swin"]
-CURVES = [name for name, info in list_metrics().items() if info.family in ("perturbation", "token masking")]
+FAMILIES = ("perturbation", "token masking", "agreement")
+CURVES = [name for name, info in list_metrics().items() if info.family in FAMILIES]
+DRAWN = [name for name in CURVES if "seed" in list_metrics()[name].params]
+SMALL = {"steps": 5, "baseline": "random", "runs": 6}
 TARGET = 1
+
+
+def small(metric: str, **changes: Any) -> dict[str, Any]:
+    """Those of a few small parameters that a metric has."""
+    return {key: value for key, value in {**SMALL, **changes}.items() if key in list_metrics()[metric].params}
 
 
 def points(of: Bench, metric: str, maps: Tensor, target: Any = TARGET, **params: Any) -> np.ndarray:
@@ -111,14 +119,14 @@ def test_ranks_are_a_permutation_in_falling_order() -> None:
     assert not torch.equal(ranks(few, 0), ranks(few, 1))
 
 
-@pytest.mark.parametrize("metric", CURVES)
+@pytest.mark.parametrize("metric", DRAWN)
 def test_same_seed_same_value(metric: str) -> None:
-    of, steps = bench("timm_vit_gap"), {} if metric.startswith("token") else {"steps": 5, "baseline": "random"}
-    maps = of.maps(["tied pixels", "tied pixels"]) if steps else of.maps(["tied tokens", "tied tokens"])
-    first, again = (measure(metric, of.view, of.images, maps, TARGET, seed=3, **steps) for _ in range(2))
+    of, params, kind = bench("timm_vit_gap"), small(metric), "tokens" if metric.startswith("token") else "pixels"
+    maps = of.maps([f"tied {kind}"] * 2)
+    first, again = (measure(metric, of.view, of.images, maps, TARGET, seed=3, **params) for _ in range(2))
     assert first == again
-    seeds = [values(measure(metric, of.view, of.images, maps, TARGET, seed=seed, **steps)) for seed in range(8)]
-    assert any(row != seeds[0] for row in seeds), "the order of ties is drawn by the seed"
+    seeds = [values(measure(metric, of.view, of.images, maps, TARGET, seed=seed, **params)) for seed in range(8)]
+    assert any(row != seeds[0] for row in seeds), "ties, colours and subsets are drawn by the seed"
 
 
 @pytest.mark.parametrize(
@@ -126,19 +134,19 @@ def test_same_seed_same_value(metric: str) -> None:
     [
         (metric, name)
         for metric, name in itertools.product(CURVES, ["timm_vit_gap", "timm_swin"])
-        if name != "timm_swin" or not metric.startswith("token")
+        if name != "timm_swin" or list_metrics()[metric].needs != "tokens"
     ],
 )
 def test_batched_is_one_by_one_whatever_the_chunk(metric: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    of, steps = bench(name), {} if metric.startswith("token") else {"steps": 3}
+    of, params = bench(name), small(metric, steps=3, baseline="mean")
     maps, targets = of.maps(TOKEN_KINDS), [0, 3]
-    whole = measure(metric, of.view, of.images, maps, targets, **steps)
+    whole = measure(metric, of.view, of.images, maps, targets, **params)
     for chunk in (1, 3):
         monkeypatch.setattr(scheduling, "CPU_CHUNK", chunk)
-        parts = measure(metric, of.view, of.images, maps, targets, **steps)
+        parts = measure(metric, of.view, of.images, maps, targets, **params)
         assert np.allclose(values(parts), values(whole), rtol=0, atol=CLOSE)
     for i in range(2):
-        (alone,) = measure(metric, of.view, of.images[i], maps[i], targets[i], **steps)
+        (alone,) = measure(metric, of.view, of.images[i], maps[i], targets[i], **params)
         assert abs(alone.value - whole[i].value) < CLOSE
     assert whole[0].value != whole[1].value or "acc" in metric or "auc" in metric
 
@@ -203,6 +211,12 @@ def asked_all(metrics: list[Any], *cases: Case) -> list[list[Scored]]:
         ([("aopc", {}), ("aopc", {"protocol": "vtranm"}), ("aopc", {"baseline": "black"})], 42),
         ([("token_deletion_accuracy", {}), ("token_deletion_aopc", {"protocol": "skipplus"})], 10),
         ([(name, {}) for name in CURVES if name.startswith("token")], 20),
+        ([("road", {}), ("road", {"order": "morf"}), ("road", {"order": "lerf"})], 14),
+        ([("road", {"order": "morf"}), ("road", {"order": "morf", "seed": 1})], 14),
+        ([("saco", {})], 11),
+        ([("saco", {"groups": 4, "space": "tokens"})], 5),
+        ([("idsds", {})], 17),
+        ([("faithfulness_correlation", {})], 101),
         ([("sparseness", {})], 0),
     ],
 )

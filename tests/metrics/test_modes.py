@@ -13,7 +13,7 @@ from vitrail.methods.registry import build_method
 from vitrail.metrics import list_metrics, measure
 
 OF = "timm_vit_not_square"
-QUICK = {"steps": 4, "samples": 2}
+QUICK = {"steps": 4, "samples": 2, "runs": 4}
 
 
 def known(name: str) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def check_areas(of: Bench, kinds: tuple[str, ...], protocol: str, baseline: str 
 
 def test_every_perturbation_metric_is_compared_here() -> None:
     perturbing = {name: info for name, info in list_metrics().items() if info.family == "perturbation"}
+    assert perturbing.pop("road").higher_is_better, "compared in test_imputation.py"
     assert set(perturbing) == {*AREAS, *REMOVALS}
     for name, info in perturbing.items():
         assert info.protocols == (("default", "tis", "rise", "vit_cx") if name in AREAS else ("default", "vtranm"))

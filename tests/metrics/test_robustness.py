@@ -37,7 +37,7 @@ def test_every_metric_of_complexity_and_robustness_is_compared_here() -> None:
     assert info["sparseness"].higher_is_better
     assert not info["max_sensitivity"].higher_is_better
     assert not info["infidelity"].higher_is_better
-    families = {"perturbation", "token masking", "localisation", "complexity", "robustness", "sanity"}
+    families = {"perturbation", "token masking", "agreement", "localisation", "complexity", "robustness", "sanity"}
     assert {description.family for description in info.values()} == families, "a family that no test here compares"
 
 

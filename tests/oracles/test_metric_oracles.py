@@ -13,7 +13,7 @@ import scipy
 import torch
 import torchvision
 from captum import metrics as captum
-from tests.oracles import curves, localization, quality
+from tests.oracles import agreement, curves, localization, quality
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torchmetrics.functional.classification import binary_average_precision, binary_jaccard_index
@@ -389,6 +389,74 @@ def test_ssim_as_others() -> None:
     inner = quality.ssim_image(low, high)[5:-5, 5:-5]  # scikit-image treats the edges otherwise, and leaves them out
     same(inner, image[5:-5, 5:-5])
     same(inner.mean(), mean)
+
+
+def additive(weights: list[float]) -> agreement.Score:
+    """The score is the sum of the weights of the cells that are there."""
+    return lambda removed: sum(weight for cell, weight in enumerate(weights) if cell not in removed)
+
+
+def test_saco_by_hand() -> None:
+    """Groups of two with saliences 9, 5, 1 (means) and falls 3, 7, 1: one of three pairs is in the wrong order."""
+    values, score = [10, 8, 6, 4, 2, 0], additive([1, 2, 3, 4, 1, 0])
+    same(agreement.saco(score, values, 3), (8 + 4 - 4) / 16)
+    same(agreement.saco(score, [-value for value in values], 3), -(8 + 4 - 4) / 16)
+    same([agreement.saco(additive(w), values, 3) for w in (values, values[::-1])], [1, -1])
+    same(agreement.saco(score, [[2, 2, 2], [2, 2, 2]], 3), 0)
+    same(agreement.saco(score, [0, 5, 5, 0, 0, 0], 99), 0.5)  # both lose against the cell that weighs 4, of four each
+
+
+def test_idsds_as_scipy() -> None:
+    weights, values = rng(1).normal(size=12), tied_map(2, (3, 4))
+    expected = scipy.stats.spearmanr(values.ravel(), weights).statistic
+    same(agreement.idsds(additive(weights.tolist()), values), expected)
+    same([agreement.idsds(additive(weights.tolist()), sign * weights) for sign in (1, -1)], [1, -1])
+
+
+def test_faithfulness_correlation_as_numpy() -> None:
+    weights, values = rng(1).normal(size=20), rng(2).normal(size=(4, 5))
+    subsets = [rng(seed).permutation(20)[:4].tolist() for seed in range(30)]
+    sums, falls = values.ravel()[subsets].sum(1), weights[subsets].sum(1)
+    faithful = functools.partial(agreement.faithfulness_correlation, subsets=subsets)
+    same(faithful(additive(weights.tolist()), values), np.corrcoef(sums, falls)[0, 1])
+    same([faithful(additive(weights.tolist()), k * weights) for k in (2, -1, 0)], [1, -1, 0])
+
+
+def test_cells_of_a_grid() -> None:
+    values = rng().normal(size=(6, 10))
+    for grid in ((3, 5), (4, 7), (8, 14)):
+        tensor = torch.from_numpy(values)[None]
+        same(agreement.cell_means(values, grid), torch.nn.functional.adaptive_avg_pool2d(tensor, grid)[0])
+    assert agreement.pixels_of([1, 2], (2, 2), (4, 4)) == [2, 3, 6, 7, 8, 9, 12, 13]
+    x, score = picture(), agreement.without_pixels(brightness, ONES, ZEROS, 0, (2, 2))
+    same([score([]), score([0]), score([0, 1, 2, 3])], [1, 0.75, 0])
+    same(agreement.without_pixels(toy, x, ZEROS, 1)(list(range(PIXELS))), toy(ZEROS)[0, 1])
+
+
+def test_imputation_by_hand() -> None:
+    """Inside: four sixths and four twelfths. In a corner: two sixths and a twelfth, made to sum to one."""
+    x = torch.arange(9, dtype=DTYPE).view(1, 1, 3, 3).expand(1, 3, 3, 3).square()
+    same(agreement.imputed(x, [4])[0, 0, 1, 1], (1 + 9 + 25 + 49) / 6 + (0 + 4 + 36 + 64) / 12)
+    same(agreement.imputed(x, [0])[0, 2, 0, 0], 0.4 * 1 + 0.4 * 9 + 0.2 * 16)
+    assert all(sum(agreement.neighbours(pixel, (3, 4)).values()) == pytest.approx(1) for pixel in range(12))
+    both = agreement.imputed(x, [0, 1])[0, 0]
+    same(both[0, 0], 0.4 * both[0, 1] + 0.4 * 9 + 0.2 * 16)
+    assert (agreement.imputed(x, []) == x).all()
+
+
+def test_road_of_brightness() -> None:
+    """A left half that is white and right half that is black: what is imputed beside it has its colour."""
+    x = torch.cat([ONES[..., :5], ZEROS[..., 5:]], dim=3)
+    values = np.tile(np.arange(10.0)[::-1], (6, 1))  # columns from the left
+    none = [torch.zeros(3, *SIZE, dtype=DTYPE)] * 7
+    result = agreement.road(brightness, x, values, 0, none)
+    assert result["both"] == (result["lerf"] - result["morf"]) / 2
+    assert result["morf"] < 0.5 < result["lerf"]
+    turned = agreement.road(brightness, x, -values, 0, none)
+    same([turned["morf"], turned["lerf"]], [result["lerf"], result["morf"]])
+    same(agreement.road(brightness, 0.5 * ONES, values, 0, none)["both"], 0)
+    lifted = agreement.road(brightness, 0 * ONES, values, 0, [noise + 1 for noise in none])
+    same(lifted["morf"], 3.1 / 7)
 
 
 def test_completeness_and_bootstrap() -> None:

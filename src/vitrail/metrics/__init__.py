@@ -1,4 +1,4 @@
-"""How good an explanation is: every metric of the four papers, defined once."""
+"""How good an explanation is: every metric, defined once."""
 
 import lazy_loader
 

@@ -22,7 +22,17 @@ from vitrail.registry import Registry, first_line, matching
 
 Needs = Literal["map", "tokens", "label", "region", "mask", "boxes", "objects", "method", "completeness"]
 
-MODULES = ("perturbation", "tokens", "localization", "boxes", "complexity", "robustness", "sanity")
+MODULES = (
+    "perturbation",
+    "imputation",
+    "tokens",
+    "agreement",
+    "localization",
+    "boxes",
+    "complexity",
+    "robustness",
+    "sanity",
+)
 
 
 @dataclass(frozen=True)
@@ -124,10 +134,10 @@ class Case:
 
     @cached_property
     def on_grid(self) -> Tensor:
-        """The map on the patches; a pixel map is averaged over each."""
-        if tuple(self.map.shape) == self.view.grid:
+        """The map on the patches, or on the cells of a model that has none; a pixel map is averaged over each."""
+        if tuple(self.map.shape) == self.view.cells:
             return self.map
-        return F.adaptive_avg_pool2d(self.map[None, None], self.view.grid)[0, 0]
+        return F.adaptive_avg_pool2d(self.map[None, None], self.view.cells)[0, 0]
 
     def lacks(self, needs: Needs) -> str | None:
         """What is missing here for a metric with these needs; None if nothing is."""

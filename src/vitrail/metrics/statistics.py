@@ -1,4 +1,4 @@
-"""Means with bootstrap intervals, resampling, and rank correlation."""
+"""Means with bootstrap intervals, resampling, and correlations."""
 
 from __future__ import annotations
 
@@ -107,6 +107,14 @@ def combined(numbers: Floats, combine: Combine | None) -> float:
 def stacked(lists: pd.Series[Any]) -> Floats:
     """(n, k): a column of lists of equal length."""
     return np.stack([np.asarray(numbers, dtype=np.float64) for numbers in lists])
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    """Pearson's r of two vectors; 0 where one is constant."""
+    if len(a.unique()) < 2 or len(b.unique()) < 2:
+        return 0.0
+    x, y = ((values - values.mean()) / values.std() for values in (a.double(), b.double()))
+    return float(((x * y).sum() / (len(x) - 1)).clamp(-1, 1))
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:

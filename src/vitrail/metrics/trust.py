@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.requests import Asking, Pictures, Subsets, Tokens
+from vitrail.engine.requests import Asking
 from vitrail.errors import VitrailError
-from vitrail.metrics.base import Case
-from vitrail.metrics.curves import background
+from vitrail.methods.masking import Space
+from vitrail.metrics.base import Case, average
+from vitrail.metrics.presence import ask_present
+from vitrail.metrics.statistics import correlation
+from vitrail.targets import ClassScore
 
 REMOVED = 0.1  # the share of patches that is taken out
 RANDOM = 16  # random sets of that size
@@ -61,7 +64,7 @@ class Trust:
 
 def ask_trust(case: Case, against: int | None = None, patch_share: float | None = None) -> Asking[Trust]:
     """Asks the network about one map; a contrast is about the probability of the target against its rival."""
-    values = _on_cells(case).flatten().cpu()
+    values = case.on_grid.flatten().cpu()
     cells, generator = len(values), torch.Generator().manual_seed(SEED)
     removed = max(1, round(REMOVED * cells))
     if cells - removed < 1:
@@ -71,27 +74,33 @@ def ask_trust(case: Case, against: int | None = None, patch_share: float | None 
     without = torch.cat([order[None, removed:], shuffled[:, removed:]])
     kept = max(1, round(KEPT * cells))
     subsets = _blobs(case.view.cells, generator).topk(kept, dim=1).indices
-    everything = torch.arange(cells)[None]
-    answers = yield from _probabilities(case, against, [everything, without, subsets])
-    whole, *left = (answer.double().cpu() for answer in answers)
-    top, random = float(left[0][0]), float(left[0][1:].mean())
-    agreement = _correlation(values.double()[subsets].sum(1), left[1])
+    present = torch.zeros(1 + len(without) + len(subsets), cells, dtype=torch.bool)
+    present[0] = True
+    present[1 : 1 + len(without)].scatter_(1, without, True)
+    present[1 + len(without) :].scatter_(1, subsets, True)
+    probabilities = (yield from _probabilities(case, against, present)).double().cpu()
+    whole, top, random = float(probabilities[0]), float(probabilities[1]), average(probabilities[2 : 2 + RANDOM])
+    agreement = correlation(values.double()[subsets].sum(1), probabilities[-SUBSETS:])
     removal = min(1.0, max(0.0, (random - top) / random)) if random > 0 else 0.0
     return Trust(
         score=(removal + max(0.0, agreement)) / 2,
-        drop=float(whole[0]) - top,
-        random_drop=float(whole[0]) - random,
+        drop=whole - top,
+        random_drop=whole - random,
         agreement=agreement,
         interval=_fisher(agreement, SUBSETS),
         patch_share=patch_share,
-        probability=float(whole[0]),
+        probability=whole,
     )
 
 
-def _on_cells(case: Case) -> Tensor:
-    """The map on the patches, or on the cells of a model that has none."""
-    cells = case.view.cells
-    return case.map if tuple(case.map.shape) == cells else F.adaptive_avg_pool2d(case.map[None, None], cells)[0, 0]
+def _probabilities(case: Case, against: int | None, present: Tensor) -> Asking[Tensor]:
+    """(M,): the probability with only the cells of each mask ``present`` (M, N)."""
+    space: Space = "tokens" if case.view.has_tokens else "pixels"
+    masks = present.unflatten(1, case.view.cells)
+    if against is None:
+        return (yield from ask_present(case, masks, space, ClassScore("probability"), (case.target,), "trust"))
+    contrast = ClassScore("logit", contrast=True)
+    return (yield from ask_present(case, masks, space, contrast, (case.target, against), "trust")).sigmoid()
 
 
 def _blobs(cells: tuple[int, int], generator: torch.Generator) -> Tensor:
@@ -100,51 +109,7 @@ def _blobs(cells: tuple[int, int], generator: torch.Generator) -> Tensor:
     return F.interpolate(coarse, size=cells, mode="bicubic", align_corners=False).flatten(1)
 
 
-def _probabilities(case: Case, against: int | None, sets: list[Tensor]) -> Asking[list[Tensor]]:
-    """The probability of the class with only the patches of each set (M, k) present."""
-    if case.view.has_tokens:
-        tokens = yield Tokens(case.batch)
-        logits = yield [_subsets(case, tokens, keep.to(tokens.device)) for keep in sets]
-    else:
-        logits = yield [_pictures(case, keep) for keep in sets]
-    return [_probability(case, values, against) for values in logits]
-
-
-def _subsets(case: Case, tokens: Tensor, keep: Tensor) -> Subsets:
-    length = keep.shape[1] + case.view.num_prefix
-    return Subsets(view=case.view, count=len(keep), length=length, tokens=tokens, keep=keep, name="trust")
-
-
-def _pictures(case: Case, keep: Tensor) -> Pictures:
-    """The other pixels get the image's mean colour."""
-    (rows, columns), blank = case.view.cells, background(case, "mean", SEED)
-    shown = torch.zeros(len(keep), rows * columns).scatter_(1, keep, 1.0).unflatten(1, (1, rows, columns))
-
-    def make(part: slice) -> Tensor:
-        mask = F.interpolate(shown[part].to(case.pixels), size=case.size, mode="nearest-exact")
-        return torch.where(mask > 0, case.pixels, blank)
-
-    return Pictures(view=case.view, count=len(keep), length=case.view.num_tokens, make=make, name="trust")
-
-
-def _probability(case: Case, logits: Tensor, against: int | None) -> Tensor:
-    """(m, C) → (m,)."""
-    target = torch.full((len(logits),), case.target, device=logits.device)
-    if against is None:
-        return case.view.score(logits.float(), target, None, "probability")
-    return case.view.score(logits.float(), target, torch.full_like(target, against), "logit").sigmoid()
-
-
-def _correlation(predicted: Tensor, measured: Tensor) -> float:
-    """Pearson's; 0 where one of them is constant."""
-    spread = predicted.std() * measured.std()
-    if not spread > 0:
-        return 0.0
-    centred = (predicted - predicted.mean()) * (measured - measured.mean())
-    return float((centred.sum() / (len(predicted) - 1) / spread).clamp(-1, 1))
-
-
-def _fisher(correlation: float, count: int) -> tuple[float, float]:
+def _fisher(agreement: float, count: int) -> tuple[float, float]:
     """The 95 % interval of a correlation, by Fisher's transformation."""
-    middle, half = math.atanh(max(-0.999999, min(0.999999, correlation))), 1.96 / math.sqrt(count - 3)
+    middle, half = math.atanh(max(-0.999999, min(0.999999, agreement))), 1.96 / math.sqrt(count - 3)
     return math.tanh(middle - half), math.tanh(middle + half)
