@@ -11,5 +11,6 @@ from .measuring import measure as measure
 from .statistics import interval as interval
 from .statistics import summarise as summarise
 from .streaming import Running as Running
+from .trust import Trust as Trust
 
 __all__: list[str]
