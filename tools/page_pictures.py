@@ -92,6 +92,7 @@ def take(browser: Browser, address: str, name: str) -> None:
     )
     page.goto(f"{address}#{fragment}")
     page.wait_for_selector("#legend:not([hidden])")
+    page.locator("#trust", has_text="agreement").wait_for()
     press(page)
     page.wait_for_timeout(500)  # until the last transition has ended
     picture = small_png(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
