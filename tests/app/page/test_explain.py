@@ -88,16 +88,17 @@ def test_other_ways_to_open_a_picture(visit: Visit, photograph: Path, way: str) 
 
 
 def test_hovering_reads_a_patch_in_words(visit: Visit) -> None:
-    page = explained(visit("#sample=coffee"))
+    page = explained(visit(f"#sample=cat&target={TABBY}&against={EGYPTIAN}"))
     best, worst = page_state(page, "[order()[0], order().at(-1)]")
+    question = "“tabby” rather than “Egyptian cat”"
     page.mouse.move(*on_patch(page, best))
-    assert page.inner_text("#readout .words") == f"1st of {PATCHES}: strong evidence for “{LABEL}”"
+    assert page.inner_text("#readout .words") == f"1st of {PATCHES}: strong evidence for {question}"
     row, column = divmod(best, 16)
     assert page.inner_text("#readout .place").startswith(f"Row {row + 1}, column {column + 1} · score +")
     page.wait_for_function("() => document.querySelector('#spoken').textContent.startsWith('1st of 256')")
     page.mouse.move(*on_patch(page, worst))
     assert page.inner_text("#readout .words").startswith(f"{PATCHES}th of {PATCHES}: ")
-    assert f"evidence against “{LABEL}”" in page.inner_text("#readout .words")
+    assert f"evidence against {question}" in page.inner_text("#readout .words")
     page.mouse.move(0, 0)
     assert page.inner_text("#readout .words") == ""
 
@@ -154,7 +155,7 @@ def test_the_controls_stay_where_they_are_when_an_answer_arrives(visit: Visit) -
     page.click("#delete-all")
     shown_probability(page)
     assert "prediction is now" in page.inner_text("#says")
-    assert page.locator("#brush").bounding_box() == place
+    assert page.locator("#brush").bounding_box()["y"] == pytest.approx(place["y"], abs=1)
 
 
 def test_only_the_newest_answer_is_shown(visit: Visit) -> None:
