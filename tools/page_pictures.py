@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 DESKTOP, PHONE = (1280, 800), (360, 740)
 LONG = 300_000  # timeout of a comparison in milliseconds
-MOST = 250_000  # maximum bytes of a screenshot
+MOST = 221_000  # maximum bytes of a screenshot
 
 
 def tested(page: Page) -> None:
