@@ -14,7 +14,7 @@ METHODS = ["decompx.skipplus", "rollout", "grad_cam", "random"]
 
 
 def tiles(page: Any) -> list[str]:
-    return page.locator("#tiles .tile").evaluate_all("all => all.map((tile) => tile.dataset.method)")
+    return page.locator("#tiles .tile").evaluate_all("all => all.map((tile) => tile.dataset.call)")
 
 
 def test_methods_are_compared_as_they_come(visit: Visit) -> None:
@@ -44,6 +44,10 @@ def test_methods_are_compared_as_they_come(visit: Visit) -> None:
     page.select_option("#sort", "deletion")
     values = [float(text) for text in page.locator("#tiles [data-of=deletion]").all_inner_texts()]
     assert values == sorted(values)
+    page.select_option("#sort", "trust")
+    trusts = [float(text) for text in page.locator("#tiles [data-of=trust]").all_inner_texts()]
+    assert trusts == sorted(trusts, reverse=True)
+    assert all(0 <= trust <= 1 for trust in trusts)
     page.select_option("#sort", "time")
     assert len(tiles(page)) == 4
 
@@ -52,10 +56,10 @@ def test_a_tile_becomes_the_main_explanation(visit: Visit) -> None:
     page = explained(visit("#sample=star-and-heart"))
     compare(page, ["rollout", "integrated_gradients"])
     page.wait_for_selector("#run-compare:not([disabled])")
-    page.click(".tile[data-method=rollout] button")
+    page.click(".tile[data-call=rollout] button")
     explained(page, "method=rollout")
-    assert page.get_attribute(".tile[data-method=rollout] button", "aria-pressed") == "true"
-    page.click(".tile[data-method=integrated_gradients] button")
+    assert page.get_attribute(".tile[data-call=rollout] button", "aria-pressed") == "true"
+    page.click(".tile[data-call=integrated_gradients] button")
     explained(page, "method=integrated_gradients")
     assert page_state(page, "state.explanation.shape") == [64, 64]
     page.click("#tab-explain")
@@ -65,12 +69,12 @@ def test_a_tile_becomes_the_main_explanation(visit: Visit) -> None:
 def test_a_comparison_can_be_cancelled(visit: Visit) -> None:
     page = explained(visit("#sample=star-and-heart"))
     compare(page, ["rollout", "kernel_shap"])
-    page.wait_for_selector(".tile[data-method=rollout] button")
+    page.wait_for_selector(".tile[data-call=rollout] button")
     with page.expect_request(lambda request: request.method == "DELETE"):
         page.click("#compare-progress button")
     page.wait_for_selector("#run-compare:not([disabled])")
     assert tiles(page) == ["rollout"]  # what was there stays
-    page.click(".tile[data-method=rollout] button")
+    page.click(".tile[data-call=rollout] button")
     explained(page, "method=rollout")
 
 

@@ -103,6 +103,19 @@ def test_explain_equals_the_library_and_the_command_line(client: httpx.Client, p
     assert result["model"]["fingerprint"] == photo.fingerprint()
     assert result["target"] == expected.target
     assert result["model_id"] == "photo"
+    assert (result["title"], result["score_line"]) == (expected.title, expected.score_line)
+
+
+def test_trust_is_a_part_of_an_explanation_or_follows_it(client: httpx.Client) -> None:
+    alone = post(client, "explain", sample="rocket", trust=False)
+    schemas.Explained.model_validate(alone)
+    assert (alone["trust"], alone["trust_line"]) == (None, None)
+    trust = post(client, "trust", sample="rocket")
+    schemas.Trusted.model_validate(trust)
+    whole = post(client, "explain", sample="rocket")
+    schemas.Explained.model_validate(whole)
+    assert (whole["trust"], whole["trust_line"]) == (trust["trust"], trust["trust_line"])
+    assert whole["shares"] == alone["shares"]
 
 
 def test_score_and_mask_answer_by_their_schemas(client: httpx.Client) -> None:
@@ -150,7 +163,13 @@ def test_a_comparison_streams_its_methods(client: httpx.Client) -> None:
 
 
 def test_every_kind_of_work_can_be_a_job(client: httpx.Client) -> None:
-    for kind, more in (("predict", {}), ("explain", {}), ("score", {"steps": 2}), ("mask", {"removed": [1]})):
+    for kind, more in (
+        ("predict", {}),
+        ("explain", {}),
+        ("trust", {}),
+        ("score", {"steps": 2}),
+        ("mask", {"removed": [1]}),
+    ):
         waited = post(client, kind, sample="coffee", **more)
         accepted = post(client, kind, 202, sample="coffee", wait=False, **more)
         with client.stream("GET", accepted["events"]) as stream:
@@ -206,6 +225,11 @@ def test_the_picture_can_be_downloaded(client: httpx.Client) -> None:
         ("mask", {"sample": "cat", "removed": [1], "kept": [2]}, 422),
         ("compare", {"sample": "cat", "methods": "rollout,nonsense"}, 422),
         ("compare", {"sample": "cat", "methods": ",,,"}, 422),
+        ("compare", {"sample": "cat", "methods": "rise(masks=2"}, 422),
+        ("compare", {"sample": "cat", "methods": "rise(2)"}, 422),
+        ("explain", {"sample": "cat", "trust": "perhaps"}, 422),
+        ("picture", {"sample": "cat", "storage": "show"}, 422),
+        ("score", {"sample": "cat", "trust": False}, 422),
         ("compare", {"sample": "cat", "methods": ",".join(f"m{i}" for i in range(200))}, 422),
     ],
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from vitrail.app.server import tasks
 from vitrail.app.server.catalogue import describe_methods_of, describe_model, parameter_form
 from vitrail.app.server.jobs import Cancelled
 from vitrail.app.server.responses import to_json
-from vitrail.methods.registry import describe_methods, get_method, list_methods, supported_methods
+from vitrail.explanation import Explanation
+from vitrail.methods.registry import RECOMMENDED, describe_methods, get_method, list_methods, recommended_methods
 from vitrail.metrics import measure
 from vitrail.models.view import View
 from vitrail.progress import counted, shown, watched
@@ -65,13 +66,19 @@ def test_predict_says_what_the_model_says(view: View) -> None:
 def test_explain_says_what_the_library_says(view: View, method: str | None) -> None:
     answer = tasks.explain(view, request(method=method, target="star"), silent)
     expected = vitrail.explain(view, IMAGE, method, target="star")
+    expected.trust()
     close(answer["values"], expected.map)
+    close(answer["shares"], expected.shares)
     assert answer["shape"] == list(expected.map.shape)
     close(answer["tokens"], tasks.on_grid(view, expected.map))
     saved = expected.to_dict()
     assert saved.keys() - answer.keys() == {"map"}
-    for name in saved.keys() - {"map", "seconds", "signed", "extras"}:
+    for name in saved.keys() - {"map", "seconds", "signed", "extras", "split", "trust"}:
         assert answer[name] == saved[name], name
+    assert answer["split"] == (None if saved["split"] is None else pytest.approx(saved["split"], rel=1e-5))
+    assert answer["trust"]["score"] == pytest.approx(expected.trust_score, rel=1e-5)
+    for name in ("call", "title", "score_line", "storage_line", "trust_line"):
+        assert answer[name] == getattr(expected, name), name
     assert answer["signed"] == (expected.signed if expected.signed is not None else bool((expected.map < 0).any()))
     json.loads(to_json(answer))
 
@@ -83,6 +90,42 @@ def test_parameters_and_a_rival_reach_the_method(view: View) -> None:
     answer = tasks.explain(view, request(target="star", against="ring"), silent)
     close(answer["values"], vitrail.explain(view, IMAGE, target="star", against="ring").map)
     assert answer["against_label"] == "ring"
+    probabilities = view.probabilities(view.logits(view.preprocess(IMAGE)[None]))[0]
+    assert answer["against_probability"] == pytest.approx(float(probabilities[view.class_index("ring")]), rel=1e-5)
+
+
+def test_the_shares_add_up_to_the_score(view: View) -> None:
+    answer = tasks.explain(view, request(target="star", trust=False), silent)
+    assert np.sum(answer["shares"]) == pytest.approx(answer["split"]["score"], rel=1e-4)
+    assert np.sum(answer["values"]) != pytest.approx(answer["split"]["score"], rel=1e-2)
+
+
+def test_trust_follows_the_picture_and_can_be_switched_off(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(target="star", trust=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Explanation, "trust", lambda _: pytest.fail("switched off"))
+        first = tasks.explain(view, asked, silent)
+    assert (first["trust"], first["trust_line"]) == (None, None)
+    answer = tasks.trust(view, replace(asked, fields={"target": "star"}), silent)
+    expected = vitrail.explain(view, IMAGE, target="star")
+    assert answer["trust"]["score"] == pytest.approx(expected.trust().score, rel=1e-4)
+    assert answer["trust"].keys() == asdict(expected.trust()).keys()
+    assert answer["trust_line"].startswith("trust: 0.")
+    assert (answer["method"], answer["label"], answer["picture"]) == (expected.method, "star", "0" * 64)
+    monkeypatch.setattr(Explanation, "trust", lambda _: pytest.fail("computed again"))
+    again = tasks.explain(view, replace(asked, fields={"target": "star"}), silent)
+    assert (again["trust"], again["trust_line"]) == (answer["trust"], answer["trust_line"])
+
+
+def test_trust_ends_when_it_is_cancelled(view: View) -> None:
+    def stop(event: str, data: dict[str, Any]) -> None:
+        if data["what"] == "trust":
+            raise Cancelled
+
+    asked = request(target="star")
+    with pytest.raises(Cancelled):
+        tasks.trust(view, asked, stop)
+    assert tasks.trust(view, asked, silent)["trust_line"]
 
 
 def test_large_maps_are_reduced(view: View) -> None:
@@ -212,9 +255,20 @@ def test_compare_scores_as_score_does(view: View) -> None:
 
 def test_compare_without_scores_and_with_the_usual_methods(view: View) -> None:
     answer = tasks.compare(view, request(score=False), silent)
-    assert answer["methods"] == [name for name in tasks.COMPARED if name in supported_methods(view)]
-    assert len(answer["results"]) == 12
+    assert answer["methods"] == recommended_methods(view) == list(RECOMMENDED)
+    assert [row["call"] for row in answer["results"]] == list(RECOMMENDED)
     assert not any("error" in row or "insertion" in row for row in answer["results"])
+    assert all(0 <= row["trust"]["score"] <= 1 for row in answer["results"])
+
+
+def test_compare_takes_calls(view: View) -> None:
+    calls = ["rise(masks=40, seed=3)", "rise(masks=-1)", "rollout"]
+    first, wrong, last = tasks.compare(view, request(methods=calls, score=False, trust=False), silent)["results"]
+    close(first["values"], vitrail.explain(view, IMAGE, "rise", masks=40, seed=3).map)
+    assert (first["method"], first["call"], first["trust"]) == ("rise", calls[0], None)
+    assert (wrong["method"], wrong["call"]) == ("rise", calls[1])
+    assert "masks" in wrong["error"]
+    assert last["call"] == "rollout"
 
 
 def test_an_unknown_method_of_a_comparison_is_an_error_at_once(view: View) -> None:
@@ -223,9 +277,24 @@ def test_an_unknown_method_of_a_comparison_is_an_error_at_once(view: View) -> No
 
 
 def test_the_picture_is_that_of_the_explanation(view: View) -> None:
-    drawn = Image.open(io.BytesIO(tasks.picture(view, request(target="star"), silent)))
-    expected = vitrail.explain(view, IMAGE, target="star").picture()
-    np.testing.assert_array_equal(np.asarray(drawn), np.asarray(expected))
+    expected = vitrail.explain(view, IMAGE, target="star")
+    for trust in (False, True):
+        if trust:
+            expected.trust()
+        drawn = Image.open(io.BytesIO(tasks.picture(view, request(target="star", trust=trust), silent)))
+        np.testing.assert_array_equal(np.asarray(drawn), np.asarray(expected.picture()))
+
+
+def test_storage_is_told_and_can_be_hidden_in_the_picture(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(target="star", trust=False)
+    explained = replace(tasks.find_explanation(view, asked, silent), storage=[9, 30])
+    monkeypatch.setattr(tasks, "find_explanation", lambda *_: explained)
+    answer = tasks.explain(view, asked, silent)
+    assert (answer["storage"], answer["storage_line"]) == ([9, 30], explained.storage_line)
+    for storage in ("mark", "hide"):
+        hidden = replace(asked, fields={**asked.fields, "storage": storage})
+        drawn = Image.open(io.BytesIO(tasks.picture(view, hidden, silent)))
+        np.testing.assert_array_equal(np.asarray(drawn), np.asarray(explained.picture(storage=storage)))
 
 
 def test_a_huge_picture_is_drawn_smaller(view: View) -> None:
@@ -280,7 +349,7 @@ def test_hierarchical_models_are_masked_with_their_mean_colour(swin: View) -> No
     assert tasks.score(swin, tasks.Request("swin", "0" * 64, IMAGE, {"method": "grad_cam", "steps": 2}), silent)[
         "ranks"
     ]
-    assert len(tasks.default_methods(swin)) >= 3
+    assert tasks.trust(swin, tasks.Request("swin", "0" * 64, IMAGE, {"method": "grad_cam"}), silent)["trust"]
 
 
 def test_rows_of_methods_are_those_of_the_command_line(view: View) -> None:

@@ -1,12 +1,12 @@
 // The picture, the map over it, and the panes: patches that can be inspected, deleted and restored.
-import { faded, paintLegend, renderMap, scaleOf } from "./colours.js";
+import { drawDiamond, faded, paintLegend, renderMap, scaleOf } from "./colours.js";
 import { checkedValue, find, number, ordinal } from "./helpers.js";
 import { note, speak } from "./messages.js";
-import { emit, label, on, order, state } from "./state.js";
+import { drawnValues, emit, label, on, order, patchShares, state } from "./state.js";
 
 const photo = find("#photo"), map = find("#map"), panes = find("#panes"), glass = find("#glass");
 const HINT = `${matchMedia("(pointer: coarse)").matches ? "Tap" : "Point at"} a patch to see its score.`;
-const LEAD = "#15161c", HATCH = 9;
+const LEAD = "#15161c", HATCH = 9, DIAMOND = 1.5;
 let pointed = null; // the patch under the pointer or the keyboard
 let stroke = null; // true = deleting, false = restoring, while the pointer is down
 let ranks = [];
@@ -60,12 +60,13 @@ on("removed", drawPanes);
 new ResizeObserver(() => { drawMap(); drawPanes(); }).observe(glass);
 
 function showLegend() {
-  const { values, signed, target, against } = state.explanation;
+  const { signed, target, against } = state.explanation, values = drawnValues(state.explanation);
   const { low, high } = scaleOf(values, signed), outline = state.drawing === "outline";
   const lowName = against === null ? `against ${label(target)}` : `for ${label(against)}`;
   const below = values.flat().some((value) => value < low) ? "≤ " : "";
   const above = values.flat().some((value) => value > high) ? "≥ " : "";
   paintLegend(find("#legend canvas"), signed);
+  find("#legend").classList.toggle("signed", signed);
   find("#legend canvas").hidden = outline;
   find("#legend .low").textContent = outline ? "" : `${signed ? lowName : "less"} ${below}${number(low)}`;
   find("#legend .high").textContent = outline
@@ -99,7 +100,8 @@ function drawMap() {
   const { x, y, width, height } = visibleArea(map);
   context.imageSmoothingEnabled = state.drawing !== "blocks";
   context.imageSmoothingQuality = "high";
-  context.drawImage(renderMap(state.explanation, state.drawing), x, y, width, height);
+  const values = drawnValues(state.explanation), { signed } = state.explanation;
+  context.drawImage(renderMap({ values, signed }, state.drawing), x, y, width, height);
 }
 
 function drawPanes() {
@@ -107,6 +109,7 @@ function drawPanes() {
   if (!state.prediction) return;
   const area = visibleArea(panes), unit = window.devicePixelRatio || 1;
   hatch(context, area, unit);
+  for (const patch of state.explanation?.storage ?? []) drawDiamond(context, cell(patch, area), DIAMOND * unit);
   for (const patch of state.removed) drawRemoved(context, cell(patch, area), unit);
   if (pointed !== null) outline(context, cell(pointed, area), unit);
 }
@@ -186,14 +189,15 @@ function describe(patch) {
   const place = `Row ${Math.floor(patch / columns) + 1}, column ${(patch % columns) + 1}`;
   const deleted = state.removed.has(patch) ? " · deleted" : "";
   if (!state.explanation) return ["", place + deleted];
-  const { tokens, signed } = state.explanation;
-  const value = tokens.flat()[patch];
-  return [`${ordinal(ranks[patch])} of ${ranks.length}: ${meaning(value)}`, `${place} · score ${number(value, signed)}${deleted}`];
+  const { signed, storage } = state.explanation, value = patchShares(state.explanation).flat()[patch];
+  const stored = storage.includes(patch) ? " · used as storage" : "";
+  const rank = `${ordinal(ranks[patch])} of ${ranks.length}`;
+  return [`${rank}: ${meaning(value)}`, `${place} · score ${number(value, signed)}${stored}${deleted}`];
 }
 
 function meaning(value) {
-  const { tokens, signed, target, against } = state.explanation;
-  const { low, high } = scaleOf(tokens, signed);
+  const { signed, target, against } = state.explanation;
+  const { low, high } = scaleOf(patchShares(state.explanation), signed);
   const strength = high > low ? (signed ? Math.abs(value) / high : (value - low) / (high - low)) : 0;
   const level = strength < 0.08 ? 0 : strength < 0.33 ? 1 : strength < 0.66 ? 2 : 3;
   const what = `“${label(target)}”${against === null ? "" : ` rather than “${label(against)}”`}`;

@@ -2,7 +2,7 @@
 import { explain } from "./explain.js";
 import { element, find, percent } from "./helpers.js";
 import { showError } from "./messages.js";
-import { label, methodRow, on, state, target } from "./state.js";
+import { label, methodRow, on, probability, probabilityText, state, target } from "./state.js";
 
 const ROWS = 5, SUGGESTIONS = 30;
 
@@ -18,7 +18,7 @@ function show() {
   const current = target(), rows = [...state.prediction.classes];
   for (const index of [current.index, state.against]) {
     if (index !== null && !rows.some((row) => row.index === index)) {
-      rows.push({ index, probability: index === current.index ? current.probability : null });
+      rows.push({ index, probability: probability(index) });
     }
   }
   const list = find("#classes"), place = focusSelector(list);
@@ -33,14 +33,14 @@ function focusSelector(list) {
   return list.contains(at) && at.dataset.index ? `.${at.classList[0]}[data-index="${at.dataset.index}"]` : null;
 }
 
-function line({ index, probability }, targetIndex) {
+function line({ index, probability: share }, targetIndex) {
   const explained = index === targetIndex, rival = index === state.against, name = label(index);
   const bar = element("i");
-  bar.style.setProperty("--share", probability ?? 0);
+  bar.style.setProperty("--share", share ?? 0);
   const pressed = (is) => ({ type: "button", "data-index": index, "aria-pressed": String(is) });
   const choose = element("button", { class: "class", ...pressed(explained), onclick: () => aim(index) },
     element("span", { class: "name", title: name }, name),
-    element("span", { class: "share" }, probability === null ? "–" : percent(probability)),
+    element("span", { class: "share" }, share === null ? "–" : percent(share)),
     element("span", { class: "bar", "aria-hidden": "true" }, bar));
   const oppose = element("button", {
     class: "versus", ...pressed(rival), disabled: explained || !methodRow()["class-specific"], onclick: () => contrast(rival ? null : index),
@@ -58,7 +58,8 @@ function showQuestion(current) {
   } else {
     const rival = element("strong", { class: "against" }, label(state.against));
     const clear = element("button", { type: "button", class: "link", onclick: () => contrast(null) }, "clear");
-    question.replaceChildren("Why ", name, " rather than ", rival, "? ", clear);
+    question.replaceChildren(
+      "Why ", name, `${probabilityText(current.index)} rather than `, rival, `${probabilityText(state.against)}? `, clear);
   }
 }
 

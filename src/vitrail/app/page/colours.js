@@ -4,7 +4,7 @@ const FOR = "dc6e57d55d4ccc4c44c53e3dbd2d35b41c2da51429930e26840924";
 const AGAINST = "529dc84291c23a87bd337eb82b73b32369ad1c5c9f17529010457e";
 const SEQUENTIAL = "44bf7031b57b25ab821fa1881f968b228c8d26818e2a768e2f6c8e34618d39558c3f4889443b84472e7c482071471164440154";
 const SHADES = 256, FADE = 0.8, ROBUST = 0.995, FINEST = 384, LIGHTENING = 0.75;
-const CLEAR = 0, WHITE = 0xffffffff, VEIL = 0xd0e4e4e4; // opacity, blue, green, red
+const INK = "#1c1c1e", CLEAR = 0, WHITE = 0xffffffff, VEIL = 0xd0e4e4e4; // opacity, blue, green, red
 
 const tables = { true: table(true), false: table(false) };
 
@@ -75,6 +75,19 @@ function halfLevel(evidence) {
   const half = descending.reduce((sum, value) => sum + value, 0) / 2;
   let sum = 0;
   return half > 0 ? descending.find((value) => (sum += value) >= half) : Infinity;
+}
+
+// The mark of a patch that is used as storage.
+export function drawDiamond(context, [x, y, width, height], thickness) {
+  const across = x + width / 2, down = y + height / 2, reach = 0.36 * Math.min(width, height);
+  context.beginPath();
+  context.moveTo(across, down - reach);
+  for (const [right, below] of [[reach, 0], [0, reach], [-reach, 0]]) context.lineTo(across + right, down + below);
+  context.closePath();
+  for (const [colour, factor] of [["#fff", 3], [INK, 1]]) {
+    Object.assign(context, { strokeStyle: colour, lineWidth: factor * thickness, lineJoin: "round" });
+    context.stroke();
+  }
 }
 
 export function paintLegend(canvas, signed) {

@@ -1,15 +1,15 @@
 // Many methods side by side, each shown as soon as it is computed.
 import { job } from "./api.js";
-import { faded, renderMap } from "./colours.js";
+import { drawDiamond, faded, renderMap } from "./colours.js";
 import { choiceFields, explain, showExplanation, withPicture } from "./explain.js";
 import { breakable, debounce, element, find, findAll, seconds } from "./helpers.js";
 import { note, showError, speak } from "./messages.js";
 import { Progress } from "./progress.js";
-import { label, on, state, target } from "./state.js";
+import { drawnValues, label, methodRow, on, probabilityText, state, target } from "./state.js";
 
-const LENS = 220, STEPS = 32;
+const LENS = 220, STEPS = 32, DIAMOND = 1.5;
 const progress = new Progress(find("#compare-progress"));
-let running = null, rows = [], picked = new Set();
+let running = null, rows = [], picked = new Set(); // rows: the answers, or {call} while they are computed
 
 on("picture model", () => {
   rows = [];
@@ -36,8 +36,10 @@ async function run() {
   const current = target(), { model, against } = choiceFields();
   running = Object.assign(new AbortController(), { target: current.index, against });
   const { signal } = running;
-  rows = [...picked].map((method) => ({ method }));
-  find("#compared").textContent = `Why ${current.label}${against === null ? "" : ` rather than ${label(against)}`}?`;
+  rows = [...picked].map((call) => ({ call }));
+  const named = (index) => label(index) + probabilityText(index);
+  const question = against === null ? current.label : `${named(current.index)} rather than ${named(against)}`;
+  find("#compared").textContent = `Why ${question}?`;
   draw();
   progress.start(`Why “${current.label}”?`, () => {
     cancel();
@@ -61,7 +63,7 @@ async function run() {
 function onEvent(event, data) {
   progress.update(event, data);
   if (data.methods && rows.length === 0) {
-    rows = data.methods.map((method) => ({ method }));
+    rows = data.methods.map((call) => ({ call }));
     draw();
   }
   if (event === "partial") place(data);
@@ -69,13 +71,13 @@ function onEvent(event, data) {
 
 // While results come in, every tile keeps its place; they are sorted when all are finished.
 function place(row) {
-  const at = rows.findIndex((other) => other.method === row.method);
+  const at = rows.findIndex((other) => other.call === row.call);
   if (at < 0) {
     rows.push(row);
     find("#tiles").append(tile(row));
   } else {
     rows[at] = row;
-    [...find("#tiles").children].find((item) => item.dataset.method === row.method).replaceWith(tile(row));
+    [...find("#tiles").children].find((item) => item.dataset.call === row.call).replaceWith(tile(row));
   }
   markBest();
 }
@@ -97,6 +99,7 @@ const keys = {
   score: (row) => -score(row),
   insertion: (row) => -row.insertion,
   deletion: (row) => row.deletion,
+  trust: (row) => -(row.trust?.score ?? -1),
   time: (row) => row.seconds,
   name: () => 0,
 };
@@ -104,7 +107,7 @@ const keys = {
 // Failed methods come last; ties are sorted by name.
 function sorted() {
   const key = keys[find("#sort").value];
-  const done = rows.filter((row) => row.values).sort((a, b) => key(a) - key(b) || a.method.localeCompare(b.method));
+  const done = rows.filter((row) => row.values).sort((a, b) => key(a) - key(b) || a.call.localeCompare(b.call));
   return [...done, ...rows.filter((row) => !row.values)];
 }
 
@@ -117,9 +120,9 @@ function draw() {
 }
 
 function tile(row) {
-  const name = element("span", { class: "name" }, ...breakable(row.method));
+  const name = element("span", { class: "name" }, ...breakable(row.call));
   const state = row.error ? " failed" : row.values ? "" : " waiting";
-  const item = element("li", { class: `tile${state}`, "data-method": row.method });
+  const item = element("li", { class: `tile${state}`, "data-call": row.call });
   if (row.error) item.append(element("div", { class: "lens" }, element("p", {}, row.error)), name);
   else if (!row.values) item.append(element("div", { class: "lens" }), name, ...Object.keys(FIGURES).map((of) => figure(of, "…")));
   else {
@@ -132,6 +135,7 @@ function tile(row) {
 const FIGURES = {
   insertion: (row) => row.insertion.toFixed(3),
   deletion: (row) => row.deletion.toFixed(3),
+  trust: (row) => row.trust?.score?.toFixed(2) ?? "–",
   time: (row) => seconds(row.seconds),
 };
 
@@ -158,14 +162,20 @@ function drawLens(canvas, row) {
   context.filter = "none";
   context.globalAlpha = state.alpha;
   context.imageSmoothingEnabled = state.drawing !== "blocks";
-  context.drawImage(renderMap(row, state.drawing, LENS), 0, 0, LENS, LENS);
+  context.drawImage(renderMap({ values: drawnValues(row), signed: row.signed }, state.drawing, LENS), 0, 0, LENS, LENS);
+  context.globalAlpha = 1;
+  const width = LENS / row.grid[1], height = LENS / row.grid[0];
+  for (const patch of row.storage) {
+    const x = (patch % row.grid[1]) * width, y = Math.floor(patch / row.grid[1]) * height;
+    drawDiamond(context, [x, y, width, height], DIAMOND);
+  }
 }
 
 function redraw() {
   for (const canvas of findAll("#tiles canvas")) drawLens(canvas, rowOf(canvas.closest(".tile")));
 }
 
-const rowOf = (tile) => rows.find((row) => row.method === tile.dataset.method);
+const rowOf = (tile) => rows.find((row) => row.call === tile.dataset.call);
 
 function markBest() {
   const done = rows.filter((row) => row.values);
@@ -178,17 +188,22 @@ function markBest() {
 }
 
 function mark() {
-  const shown = Object.keys(state.params).length ? null : state.explanation?.method;
   for (const item of findAll("#tiles .tile")) {
-    find("button", item)?.setAttribute("aria-pressed", String(item.dataset.method === shown));
+    find("button", item)?.setAttribute("aria-pressed", String(item.dataset.call === state.explanation?.call));
   }
 }
 
 function take(row) {
-  Object.assign(state, { method: row.method, requestedMethod: null, params: {}, target: row.target ?? state.target, against: row.against ?? null });
+  const { method, target: index, against } = row;
+  Object.assign(state, { method, requestedMethod: null, params: changedParams(row), target: index, against });
   if (row.reduced) explain();
   else showExplanation(row);
   find("#glass").scrollIntoView({ block: "nearest" });
+}
+
+function changedParams({ method, params }) {
+  const differs = ({ name, default: usual }) => JSON.stringify(params[name]) !== JSON.stringify(usual);
+  return Object.fromEntries(methodRow(method).form.filter(differs).map(({ name }) => [name, params[name]]));
 }
 
 function buildChoices() {

@@ -30,7 +30,8 @@ for (const button of buttons) {
 async function savePicture() {
   const name = fileName("png"), clearNote = noteDelayed("Rendering the PNG after the running job…");
   try {
-    const answer = await withPicture((picture) => post("/api/picture", { ...picture, ...choiceFields() }));
+    const fields = { ...choiceFields(), storage: state.hideStorage ? "hide" : "mark" };
+    const answer = await withPicture((picture) => post("/api/picture", { ...picture, ...fields }));
     save(await answer.blob(), name);
   } finally {
     clearNote();

@@ -141,7 +141,7 @@ export async function explain() {
   progress.start(`${state.method}…`, cancelExplaining);
   try {
     const explanation = await withPicture((picture) =>
-      job("/api/explain", { ...picture, ...choiceFields() }, signal, (event, data) => progress.update(event, data)));
+      job("/api/explain", { ...picture, ...choiceFields(), trust: "false" }, signal, (event, data) => progress.update(event, data)));
     if (signal.aborted) return;
     showExplanation(explanation);
   } catch (error) {

@@ -17,17 +17,19 @@ export function readLink(hash) {
     removed: (fields.get("removed") ?? "").split(",").filter((text) => /^\d+$/.test(text)).map(Number),
     alpha: alpha >= 0 && alpha <= 1 ? alpha : null,
     drawing: ["blocks", "outline"].find((name) => name === fields.get("drawing")) ?? "smooth",
+    hideStorage: fields.get("storage") === "hide",
     params: Object.fromEntries(params),
   };
 }
 
 export function writeLink() {
-  const { picture, model, method, target, against, removed, alpha, drawing, params } = state;
+  const { picture, model, method, target, against, removed, alpha, drawing, hideStorage, params } = state;
   if (!picture || !model) return "";
   const parts = { model: model.id, sample: picture.sample, picture: picture.sample ? null : picture.id, method, target, against };
   if (removed.size) parts.removed = [...removed].sort((a, b) => a - b).join(",");
   parts.alpha = Number(alpha.toFixed(2));
   if (drawing !== "smooth") parts.drawing = drawing;
+  if (hideStorage) parts.storage = "hide";
   for (const [name, value] of Object.entries(params)) {
     parts[`p.${name}`] = typeof value === "string" ? value : JSON.stringify(value);
   }

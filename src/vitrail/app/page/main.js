@@ -5,6 +5,7 @@ import "./classes.js";
 import "./compare.js";
 import "./curves.js";
 import "./download.js";
+import "./facts.js";
 import { openPicture, reopen, restoreNext, useModel } from "./explain.js";
 import { debounce, element, find } from "./helpers.js";
 import "./layout.js";
@@ -55,6 +56,7 @@ function viewOf(link) {
   const fields = row.form.filter((about) => about.name in link.params);
   if (link.alpha !== null) find("#alpha").value = 100 * link.alpha;
   find(`input[name="drawing"][value="${link.drawing}"]`).checked = true;
+  find("#hide-storage").checked = link.hideStorage;
   return {
     method: row.name,
     requestedMethod: link.method,
@@ -64,6 +66,7 @@ function viewOf(link) {
     removed: new Set(link.removed.filter((patch) => patch < size)),
     alpha: link.alpha ?? state.alpha,
     drawing: link.drawing,
+    hideStorage: link.hideStorage,
   };
 }
 

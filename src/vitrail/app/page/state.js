@@ -1,4 +1,6 @@
 // The state of the page, and listeners for its changes.
+import { percent } from "./helpers.js";
+
 export const state = {
   models: [],
   samples: [],
@@ -17,6 +19,7 @@ export const state = {
   removed: new Set(), // indices of patches
   alpha: 0.85,
   drawing: "smooth", // or "blocks", "outline"
+  hideStorage: false, // draw patches used as storage as if they had no evidence
 };
 
 const listeners = {};
@@ -52,12 +55,36 @@ function sharedNames(model) {
 
 // The explained class, with its name and probability if known.
 export function target() {
-  const { explanation, prediction } = state;
-  const index = state.target ?? prediction?.classes[0].index ?? null;
-  if (index === null) return null;
-  const known = prediction?.classes.find((row) => row.index === index);
-  const probability = known?.probability ?? (explanation?.target === index ? explanation.probability : null);
-  return { index, label: label(index), probability };
+  const index = state.target ?? state.prediction?.classes[0].index ?? null;
+  return index === null ? null : { index, label: label(index), probability: probability(index) };
+}
+
+export function probability(index) {
+  const { explanation, prediction } = state, row = prediction?.classes.find((other) => other.index === index);
+  if (row) return row.probability;
+  if (explanation?.target === index) return explanation.probability;
+  return explanation?.against === index ? explanation.against_probability : null;
+}
+
+// The probability in brackets, to follow the name of the class; nothing if it is unknown.
+export function probabilityText(index) {
+  const share = probability(index);
+  return share === null ? "" : ` (${percent(share)})`;
+}
+
+// The map as it is drawn; patches used as storage have no evidence if they are hidden.
+export function drawnValues({ shares, signed, storage, grid: [rows, columns] }) {
+  if (!state.hideStorage || !storage.length) return shares;
+  const across = (x) => Math.floor(((x + 0.5) * columns) / shares[0].length);
+  const patch = (y, x) => Math.floor(((y + 0.5) * rows) / shares.length) * columns + across(x);
+  const stored = new Set(storage), visible = shares.flatMap((row, y) => row.filter((_, x) => !stored.has(patch(y, x))));
+  const nothing = signed ? 0 : visible.reduce((least, value) => Math.min(least, value), Infinity);
+  return shares.map((row, y) => row.map((value, x) => (stored.has(patch(y, x)) ? nothing : value)));
+}
+
+// The same for each patch, hidden or not; maps of pixels are averaged.
+export function patchShares({ shares, tokens }) {
+  return shares.length === tokens.length && shares[0].length === tokens[0].length ? shares : tokens;
 }
 
 // Patches from the most to the least important.

@@ -19,6 +19,8 @@ from vitrail.app.server.reference import STYLE, render_reference
 from vitrail.app.server.responses import RequestError, to_json
 from vitrail.app.server.service import Picture, Service
 from vitrail.app.server.uploads import FormRoute
+from vitrail.calls import split_list
+from vitrail.errors import VitrailError
 from vitrail.version import __version__
 
 PAGE = files("vitrail.app") / "page"
@@ -92,6 +94,11 @@ def task_routes(service: Service) -> APIRouter:
     async def explain(form: Annotated[s.ExplainForm, Form(media_type=MULTIPART)], request: Request) -> Response:
         """Which parts of the picture are evidence for the class."""
         return await _run(service, "explain", form, request)
+
+    @router.post("/trust", response_model=s.Trusted, responses=ACCEPTED)
+    async def trust(form: Annotated[s.TrustForm, Form(media_type=MULTIPART)], request: Request) -> Response:
+        """How far to trust that map, with fewer than a hundred forward passes."""
+        return await _run(service, "trust", form, request)
 
     @router.post("/score", response_model=s.Scores, responses=ACCEPTED)
     async def score(form: Annotated[s.ScoreForm, Form(media_type=MULTIPART)], request: Request) -> Response:
@@ -208,10 +215,13 @@ def make_task(kind: str, form: s.Form, model: str, picture: Picture) -> Task:
 
 
 def _split_methods(text: str) -> list[str]:
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not 1 <= len(names) <= MAX_METHODS:
-        raise RequestError(422, f"methods lists {len(names)} names, expected 1 to {MAX_METHODS}, comma-separated.")
-    return names
+    try:
+        calls = list(dict.fromkeys(split_list(text)))
+    except VitrailError as error:
+        raise RequestError(422, f"methods: {error}") from None
+    if not 1 <= len(calls) <= MAX_METHODS:
+        raise RequestError(422, f"methods lists {len(calls)} names, expected 1 to {MAX_METHODS}, comma-separated.")
+    return calls
 
 
 def _job_state(job: Job, service: Service) -> bytes:

@@ -78,6 +78,8 @@ def _class(value: Any) -> Any:
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 Class = Annotated[str, BeforeValidator(_class), Field(max_length=MAX_NAME)]
 Space = Literal["pixels", "tokens"]
+Storage = Literal["mark", "hide"]
+Trusting = Annotated[bool, Field(description="Whether to ask the model how far to trust the map.")]
 Steps = Annotated[int, Field(ge=1, le=256)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Parameters = Annotated[str, Field(max_length=MAX_LIST), AfterValidator(_parameters)]
@@ -106,8 +108,8 @@ class PredictForm(Form):
     top: Annotated[int, Field(ge=1, le=100)] = 5
 
 
-class PictureForm(Form):
-    """Why this class?"""
+class QuestionForm(Form):
+    """Fields that choose an explanation."""
 
     method: Name | None = Field(None, description="A method from /api/methods; default: the model's.")
     target: Class | None = Field(None, description="The class, by index or name; default: the predicted class.")
@@ -115,15 +117,30 @@ class PictureForm(Form):
     params: Parameters | None = Field(None, description='Parameters of the method as a JSON object: {"masks": 256}.')
 
 
-class ExplainForm(PictureForm):
+class ExplainForm(QuestionForm):
     """Why this class?"""
+
+    wait: bool = True
+    trust: Trusting = True
+
+
+class PictureForm(QuestionForm):
+    """Why this class, as a picture?"""
+
+    trust: Trusting = True
+    storage: Storage = Field("mark", description="Whether patches used as storage are only marked, or not coloured.")
+
+
+class TrustForm(QuestionForm):
+    """How far to trust the map?"""
 
     wait: bool = True
 
 
-class ScoreForm(ExplainForm):
+class ScoreForm(QuestionForm):
     """How faithful is the map?"""
 
+    wait: bool = True
     steps: Steps = 32
     space: Space = "pixels"
 
@@ -141,10 +158,13 @@ class CompareForm(Form):
     """What do many methods say?"""
 
     wait: bool = True
-    methods: Annotated[str, Field(max_length=MAX_LIST)] | None = Field(None, description="Comma-separated names.")
+    methods: Annotated[str, Field(max_length=MAX_LIST)] | None = Field(
+        None, description="Comma-separated names or calls, such as rise(masks=256); default: the recommended methods."
+    )
     target: Class | None = None
     against: Class | None = None
     score: bool = True
+    trust: Trusting = True
     steps: Steps = 32
     space: Space = "pixels"
 
@@ -235,8 +255,23 @@ class Prediction(BaseModel):
     seconds: float
 
 
+class TrustRow(BaseModel):
+    """What the model says about a map; see ``vitrail.metrics.trust.Trust``."""
+
+    score: float | None
+    drop: float | None
+    random_drop: float | None
+    agreement: float | None
+    interval: Annotated[list[float | None], Field(min_length=2, max_length=2)]
+    patch_share: float | None
+    probability: float | None
+
+
 class Explained(BaseModel):
-    """The JSON of ``vitrail explain --json``, with the map as rows of numbers."""
+    """The JSON of ``vitrail explain --json``, with the map as rows of numbers.
+
+    ``values`` is the map; ``shares`` is the map as it is drawn, where prefix tokens and biases are spread evenly.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -244,20 +279,42 @@ class Explained(BaseModel):
     model_id: str
     method: str
     params: dict[str, Any]
+    call: str
+    title: str
     target: Index
     label: str
     probability: Probability
     against: int | None
     against_label: str | None
+    against_probability: Probability | None
     extras: dict[str, float | None]
+    split: dict[str, float | None] | None
+    score_line: str | None
+    storage: list[Index]
+    storage_line: str | None
+    trust: TrustRow | None
+    trust_line: str | None
     seconds: float
     box: Box
     grid: Pair
     shape: Pair
     reduced: bool
     values: list[list[float]]
+    shares: list[list[float]]
     tokens: list[list[float]]
     signed: bool
+
+
+class Trusted(BaseModel):
+    """How far to trust the map, in numbers and in words."""
+
+    picture: Sha256
+    method: str
+    target: Index
+    label: str
+    trust: TrustRow
+    trust_line: str
+    seconds: float
 
 
 class Curves(BaseModel):
@@ -299,7 +356,7 @@ class Masked(BaseModel):
 
 
 class Comparison(BaseModel):
-    """One result per method: that of explain, with insertion and deletion; or the method and its error."""
+    """One result per method: that of explain, with insertion and deletion; or the method, its call and its error."""
 
     picture: Sha256
     model_id: str

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -19,15 +19,17 @@ from torch import Tensor
 from vitrail.api import explain_each, see
 from vitrail.app.server.cache import ByteCache
 from vitrail.app.server.responses import RequestError
+from vitrail.calls import split_call
 from vitrail.engine.requests import check_finite
 from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
 from vitrail.evaluation import default_method
 from vitrail.explanation import Explanation
-from vitrail.methods.registry import build_method, get_method, supported_methods
+from vitrail.methods.registry import build_method, get_method, recommended_methods
 from vitrail.metrics.base import Case, trapezoid
 from vitrail.metrics.curves import PROBABILITY, even_counts, ranks, token_curve
 from vitrail.metrics.measuring import measure
+from vitrail.metrics.trust import Trust
 from vitrail.models.view import View
 from vitrail.progress import watched
 
@@ -39,17 +41,11 @@ TILE_SIDE = 64  # the same in a comparison
 PATCH_SIZE = 16  # pixels, for models without patch tokens
 BLANK = Image.new("RGB", (1, 1))
 OVERHEAD = 4096  # bytes of a cached result besides its numbers
-
-# Cheap methods of different families: the default of a comparison.
-COMPARED = (
-    "decompx.skipplus", "att_ixg.plus", "vtranm", "trans_att", "gen_att", "attn_lrp", "conservative_lrp",
-    "input_x_gradient", "grad_cam", "rollout", "raw_attention", "random",
-)  # fmt: skip
-MAX_PASSES = 60  # of a method in a default comparison
+WORDS = ("call", "title", "score_line", "storage_line", "trust_line")  # what an explanation says about itself
 
 
 @dataclass(frozen=True)
-class Look:
+class Inference:
     """A picture as the model sees it, and the prediction."""
 
     pixels: Tensor  # (1, 3, H, W)
@@ -58,13 +54,15 @@ class Look:
     box: tuple[float, float, float, float]
 
 
-Result = Look | Explanation | Answer
+Result = Inference | Explanation | Trust | Answer
 
 
 def result_size(result: Result) -> int:
     """Approximate memory of a cached result, in bytes."""
     if isinstance(result, dict):  # scores
         return OVERHEAD + 64 * (sum(map(len, result["ranks"])) + len(result["curves"]["insertion"]))
+    if isinstance(result, Trust):
+        return OVERHEAD
     tensors = [result.map] if isinstance(result, Explanation) else [result.pixels, result.tokens, result.logits]
     return OVERHEAD + sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
@@ -91,21 +89,34 @@ class Request:
 def predict(view: View, request: Request, report: Report) -> Answer:
     """The most probable classes."""
     start = perf_counter()
-    look = look_at(view, request)
+    inference = find_inference(view, request)
     return {
         "picture": request.picture,
         "model": request.model,
         "size": list(request.image.size),
-        "box": list(look.box),
+        "box": list(inference.box),
         "grid": list(grid_of(view)),
-        "classes": top_classes(view, look.logits, request.fields.get("top", 5)),
+        "classes": top_classes(view, inference.logits, request.fields.get("top", 5)),
         "seconds": perf_counter() - start,
     }
 
 
 def explain(view: View, request: Request, report: Report) -> Answer:
     """The JSON of ``vitrail explain --json``, with the map as rows of numbers."""
-    return explanation_answer(view, request, find_explanation(view, request, report), MAX_SIDE)
+    return explanation_answer(view, request, find_trusted(view, request, report), MAX_SIDE)
+
+
+def trust(view: View, request: Request, report: Report) -> Answer:
+    """How far to trust the map."""
+    start = perf_counter()
+    explanation = find_trusted(view, request, report)
+    assert explanation.trusted is not None
+    return {
+        **_about(request, explanation),
+        "trust": asdict(explanation.trusted),
+        "trust_line": explanation.trust_line,
+        "seconds": perf_counter() - start,
+    }
 
 
 def score(view: View, request: Request, report: Report) -> Answer:
@@ -113,32 +124,35 @@ def score(view: View, request: Request, report: Report) -> Answer:
     start = perf_counter()
     explanation = find_explanation(view, request, report)
     scores = find_scores(view, request, explanation, report)
+    return {**_about(request, explanation), **scores, "seconds": perf_counter() - start}
+
+
+def _about(request: Request, explanation: Explanation) -> Answer:
+    """What an answer is about."""
     return {
         "picture": request.picture,
         "method": explanation.method,
         "target": explanation.target,
         "label": explanation.label,
-        **scores,
-        "seconds": perf_counter() - start,
     }
 
 
 def mask(view: View, request: Request, report: Report) -> Answer:
     """The probability of a class with a subset of the patches."""
     start = perf_counter()
-    look, (rows, columns) = look_at(view, request), grid_of(view)
+    inference, (rows, columns) = find_inference(view, request), grid_of(view)
     keep = kept_patches(request.fields, rows * columns)
     with no_grad():
-        logits = masked_logits(view, look, keep)
+        logits = masked_logits(view, inference, keep)
     check_finite(view, logits)
     target = request.fields.get("target")
-    index = int(view.class_scores(look.logits).argmax()) if target is None else view.class_index(target)
+    index = int(view.class_scores(inference.logits).argmax()) if target is None else view.class_index(target)
     return {
         "picture": request.picture,
         "target": index,
         "label": view.label(index),
         "probability": float(view.probabilities(logits)[0, index]),
-        "full": float(view.probabilities(look.logits)[0, index]),
+        "full": float(view.probabilities(inference.logits)[0, index]),
         "classes": top_classes(view, logits, 5),
         "kept": int(keep.numel()),
         "space": "tokens" if view.has_tokens else "pixels",
@@ -149,24 +163,27 @@ def mask(view: View, request: Request, report: Report) -> Answer:
 def picture(view: View, request: Request, report: Report) -> bytes:
     """The labelled figure, as PNG."""
     buffer = io.BytesIO()
-    find_explanation(view, request, report).picture().save(buffer, "PNG")
+    explanation = find_trusted(view, request, report)
+    explanation.picture(storage=request.fields.get("storage", "mark")).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def compare(view: View, request: Request, report: Report) -> Answer:
     """Many methods on one picture; each result is reported as soon as it is computed."""
     start = perf_counter()
-    methods = request.fields.get("methods") or default_methods(view)
-    for name in methods:
+    calls = request.fields.get("methods") or recommended_methods(view)
+    methods = {call: split_call(call) for call in calls}
+    for name, _ in methods.values():
         get_method(name)  # an unknown name is an error before any work
     results = []
-    for index, name in enumerate(methods):
-        state = {"done": index, "total": len(methods), "what": name, "methods": methods}
+    for index, (call, (name, params)) in enumerate(methods.items()):
+        state = {"done": index, "total": len(methods), "what": call, "methods": calls}
         report("progress", state)
-        method_request = replace(request, fields={**request.fields, "method": name})
-        results.append(_compare_method(view, method_request, MethodProgress(report, state, request.seconds).report))
+        method_request = replace(request, fields={**request.fields, "method": name, "params": params})
+        progress = MethodProgress(report, state, request.seconds)
+        results.append(_compare_method(view, method_request, progress.report) | {"call": call})
         report("partial", results[-1])
-    answer = {"picture": request.picture, "model_id": request.model, "methods": methods, "results": results}
+    answer = {"picture": request.picture, "model_id": request.model, "methods": calls, "results": results}
     return {**answer, "seconds": perf_counter() - start}
 
 
@@ -174,7 +191,7 @@ def _compare_method(view: View, request: Request, report: Report) -> Answer:
     """One method of a comparison; its failure or timeout does not affect the others."""
     name = request.fields["method"]
     try:
-        explanation = find_explanation(view, request, report)
+        explanation = find_trusted(view, request, report)
         answer = explanation_answer(view, request, explanation, TILE_SIDE)
         if request.fields.get("score", True):
             answer |= find_scores(view, request, explanation, report)
@@ -232,7 +249,8 @@ def find_explanation(view: View, request: Request, report: Report) -> Explanatio
     target, against = (None if fields.get(k) is None else view.class_index(fields[k]) for k in ("target", "against"))
     if against is not None and not method.info.class_specific:
         raise VitrailError(f"{name} gives the same map for every class: it cannot contrast two of them.")
-    key = ("map", request.model, request.picture, method.info.name, json.dumps(params, sort_keys=True), target, against)
+    values = json.dumps(params, sort_keys=True, default=str)
+    key = ("map", request.model, request.picture, method.info.name, values, target, against)
     explanation: Explanation | None = request.cache.get(key)
     if explanation is None:
         with reporting(report), torch.inference_mode(False):
@@ -241,30 +259,48 @@ def find_explanation(view: View, request: Request, report: Report) -> Explanatio
     return replace(explanation, image=request.image)
 
 
+def find_trusted(view: View, request: Request, report: Report) -> Explanation:
+    """The requested explanation and how far to trust it, unless that is switched off; from the cache if possible."""
+    explanation = find_explanation(view, request, report)
+    if request.fields.get("trust", True):
+        key = ("trust", *_subject(request, explanation))
+        explanation.trusted = request.cache.get(key)
+        if explanation.trusted is None:
+            with reporting(report):
+                request.cache[key] = explanation.trust()
+    return explanation
+
+
+def _subject(request: Request, explanation: Explanation) -> tuple[Hashable, ...]:
+    """What tells an explanation from all others."""
+    params = json.dumps(explanation.params, sort_keys=True, default=str)
+    return request.model, request.picture, explanation.method, params, explanation.target, explanation.against
+
+
 def explanation_answer(view: View, request: Request, explanation: Explanation, max_side: int) -> Answer:
-    """The explanation's own JSON, with rows of numbers instead of the encoded map."""
+    """The explanation's own JSON and words, with rows of numbers instead of the encoded map."""
     answer = explanation.to_dict()
     del answer["map"]
-    values = reduce_map(explanation.map, max_side)
+    values, shares = reduce_map(explanation.map, max_side), explanation.shares
     return {
         **answer,
+        **{name: getattr(explanation, name) for name in WORDS},
         "picture": request.picture,
         "model_id": request.model,
         "grid": list(grid_of(view)),
         "shape": list(values.shape),
         "reduced": values.shape != explanation.map.shape,
         "values": round_values(values),
+        "shares": round_values(reduce_map(shares, max_side)),
         "tokens": round_values(on_grid(view, explanation.map)),
-        "signed": explanation.signed if explanation.signed is not None else bool((explanation.map < 0).any()),
+        "signed": explanation.signed if explanation.signed is not None else bool((shares < 0).any()),
     }
 
 
 def find_scores(view: View, request: Request, explanation: Explanation, report: Report) -> Answer:
     """Areas under both curves, the curves, and the rank of every patch; from the cache if possible."""
     steps, space = request.fields.get("steps", 32), request.fields.get("space", "pixels")
-    params = json.dumps(explanation.params, sort_keys=True, default=str)
-    subject = (request.model, request.picture, explanation.method, params, explanation.target, explanation.against)
-    key = ("scores", *subject, steps, space)
+    key = ("scores", *_subject(request, explanation), steps, space)
     scores: Answer | None = request.cache.get(key)
     if scores is None:
         patch_ranks = ranks(on_grid(view, explanation.map), 0)
@@ -279,7 +315,7 @@ def find_scores(view: View, request: Request, explanation: Explanation, report: 
 
 
 def _pixel_scores(view: View, request: Request, explanation: Explanation, steps: int) -> Answer:
-    pixels, curves, areas = look_at(view, request).pixels, {}, {}
+    pixels, curves, areas = find_inference(view, request).pixels, {}, {}
     for name in ("insertion", "deletion"):
         (result,) = measure(name, view, pixels, explanation.map[None], explanation.target, steps=steps)
         areas[name], curves[name] = result.value, result.curve
@@ -291,7 +327,7 @@ def _token_scores(view: View, request: Request, explanation: Explanation, order:
     if not view.has_tokens:
         raise VitrailError(f"{request.model} has no fixed tokens (hierarchical): use space=pixels.")
     target = explanation.target
-    pixels = look_at(view, request).pixels
+    pixels = find_inference(view, request).pixels
     case = Case(view=view, pixels=pixels, map=explanation.map, target=target, predicted=target)
     counts = even_counts(len(order), steps)
     min_kept = 1 if view.pools_patches else 0  # a head that pools patches needs at least one
@@ -309,30 +345,30 @@ def _token_scores(view: View, request: Request, explanation: Explanation, order:
     }
 
 
-def look_at(view: View, request: Request) -> Look:
+def find_inference(view: View, request: Request) -> Inference:
     """The picture as the model sees it and the prediction, from the cache if possible."""
-    key = ("look", request.model, request.picture)
-    look: Look | None = request.cache.get(key)
-    if look is None:
+    key = ("inference", request.model, request.picture)
+    inference: Inference | None = request.cache.get(key)
+    if inference is None:
         image = see(view, request.image)
         with no_grad():
             pixels = view.check_images(image.pixels[None])
             tokens = view.embed(pixels) if view.has_tokens else None
             logits = view.logits(pixels) if tokens is None else view.encode(tokens)
         check_finite(view, logits)
-        look = request.cache[key] = Look(pixels, tokens, logits, image.box)
-    return look
+        inference = request.cache[key] = Inference(pixels, tokens, logits, image.box)
+    return inference
 
 
-def masked_logits(view: View, look: Look, keep: Tensor) -> Tensor:
+def masked_logits(view: View, inference: Inference, keep: Tensor) -> Tensor:
     """The logits (1, C) with only these patches; models without tokens see the mean colour in place of the others."""
-    if look.tokens is not None:
-        return view.encode(look.tokens, keep[None].to(look.tokens.device))
+    if inference.tokens is not None:
+        return view.encode(inference.tokens, keep[None].to(inference.tokens.device))
     rows, columns = grid_of(view)
-    present = torch.zeros(rows * columns, device=look.pixels.device)
+    present = torch.zeros(rows * columns, device=inference.pixels.device)
     present[keep.to(present.device)] = 1
     visible = F.interpolate(present.view(1, 1, rows, columns), size=view.size, mode="nearest-exact").bool()
-    return view.logits(torch.where(visible, look.pixels, look.pixels.mean((2, 3), keepdim=True)))
+    return view.logits(torch.where(visible, inference.pixels, inference.pixels.mean((2, 3), keepdim=True)))
 
 
 def kept_patches(fields: Answer, patches: int) -> Tensor:
@@ -350,15 +386,6 @@ def top_classes(view: View, logits: Tensor, count: int) -> list[Answer]:
     probabilities = view.probabilities(logits)[0].cpu()
     indices = probabilities.argsort(descending=True, stable=True)[:count].tolist()
     return [{"index": i, "label": view.label(i), "probability": float(probabilities[i])} for i in indices]
-
-
-def default_methods(view: View) -> list[str]:
-    """At most a dozen cheap methods that support the model."""
-    supported = supported_methods(view)
-    names = [name for name in COMPARED if name in supported]
-    if len(names) < len(COMPARED) // 2:
-        names = [name for name in supported if "." not in name and sum(get_method(name).info.cost) <= MAX_PASSES]
-    return names[: len(COMPARED)]
 
 
 def grid_of(view: View) -> tuple[int, int]:
@@ -402,6 +429,7 @@ def no_grad() -> Iterator[None]:
 KINDS: dict[str, Callable[[View, Request, Report], Answer | bytes]] = {
     "predict": predict,
     "explain": explain,
+    "trust": trust,
     "score": score,
     "mask": mask,
     "compare": compare,
