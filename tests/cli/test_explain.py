@@ -20,6 +20,8 @@ from tests.app.server.hostile import png, zeros
 from tests.cli.common import OVERVIEW, Run, error_line, files_in, noise, results_in
 
 import vitrail
+from vitrail.bench.run import load_model
+from vitrail.bench.store import Store
 from vitrail.cli.outputs import MAX_LENGTH, join_parts, params_part
 from vitrail.show.figure import contact_sheet
 
@@ -155,10 +157,12 @@ def test_a_folder_gives_an_overview_and_goes_on_after_a_bad_picture(
     assert all(str(place / "vitrail-out" / f"{stem}.decompx").removeprefix(f"{place}/") in result.out for stem in stems)
     with open(place / "vitrail-out" / "explanations.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [Path(row["image"]).name for row in rows] == ["a.png", "b [red] [b].png", "broken.png", "a.png"]
-    assert [bool(row["error"]) for row in rows] == [False, False, True, False]
+    names = ["a.png", "b [red] [b].png", "broken.png", "a.png", "notes.txt"]
+    assert [Path(row["image"]).name for row in rows] == names
+    assert [bool(row["error"]) for row in rows] == [False, False, True, False, False]
+    assert [bool(row["skipped"]) for row in rows] == [False, False, False, False, True]
     for row in rows:
-        if not row["error"]:
+        if row["picture"]:
             ex = vitrail.open(row["picture"])
             assert ex.image_path == row["image"] or Path(ex.image_path or "") == Path(row["image"]).resolve()
             assert (str(ex.target), ex.label) == (row["class"], row["label"])
@@ -458,7 +462,7 @@ def test_a_labelled_folder_is_read_as_the_benchmark_reads_it(
     assert "IMG_1.HEIC (HEIC needs an extra package: pip install pillow-heif)" in result.out
     with open(place / "vitrail-out" / "explanations.csv", newline="") as file:
         rows = {Path(row["image"]).name: row for row in csv.DictReader(file)}
-    assert rows.keys() == {"right.jpg", "wrong.jpg"}
+    assert rows.keys() == {"right.jpg", "wrong.jpg", "IMG_1.HEIC"}
     assert rows["right.jpg"]["true"] == rows["right.jpg"]["label"]
     assert rows["wrong.jpg"]["true"] not in ("", rows["wrong.jpg"]["label"])
     assert f"the true class is {rows['wrong.jpg']['true']}" in result.out
@@ -520,9 +524,10 @@ def test_preprocessing_is_the_users(vit: Run, tiny: list[str], photo: Path, plac
     plan = ["--data", place, "--methods", "random", "--metrics", "sparseness", "--out", place / "run"]
     result = vit("bench", *plan, *tiny, *options, "--crop-pct", 0.9)
     assert result.code == 0, result.err
-    assert "fit pad, mean [0.1, 0.2, 0.3], std [0.5], crop_pct 0.9, interpolation nearest" in result.out.replace(
-        "\n", " "
-    )
+    described = load_model(Store(place / "run").plan().models[0]).preprocessing
+    assert f": {described.describe()}." in result.out.replace("\n", " ")
+    assert described.to_dict() in Store(place / "run").environment()["preprocessing"].values()
+    assert (described.mean, described.interpolation) == ((0.1, 0.2, 0.3), "nearest")
     assert "fit" in (place / "run" / "plan.toml").read_text()
     for wrong, message in (
         (["--fit", "stretch"], "expected squash, crop or pad"),
@@ -551,3 +556,15 @@ def test_images_that_the_model_hardly_sees_are_warned_about(
         result = vit("explain", place / "odd.png", *tiny, *options)
     assert result.code == 0, result.err
     assert (message in result.err) if message else (result.err == "")
+
+
+def test_every_skipped_file_is_in_the_table(vit: Run, tiny: list[str], shelf: Path) -> None:
+    for number in range(30):
+        (shelf / f"note-{number}.heic").write_bytes(b"x")
+    assert vit("explain", shelf, *tiny, "--no-trust").code == 0
+    with open(shelf.parent / "vitrail-out" / "explanations.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    skipped = {Path(row["image"]).name: row["skipped"] for row in rows if row["skipped"]}
+    assert set(skipped) == {f"note-{number}.heic" for number in range(30)}
+    assert all("pillow-heif" in reason for reason in skipped.values())
+    assert len(rows) == 33

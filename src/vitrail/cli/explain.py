@@ -22,7 +22,7 @@ from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
 from vitrail.cli.outputs import file_stems, join_parts, params_part, plural
 from vitrail.cli.questions import ContrastError, Question
-from vitrail.cli.sources import Source, find_sources, true_classes
+from vitrail.cli.sources import Source, find_sources, skipped_files, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
 from vitrail.plugins import load_plugins
@@ -181,6 +181,10 @@ def run(method: Method, request: Request, sources: list[Source], out: Path, as_j
             _explain_image(console, method, request, path, label, stem, report, alone=len(paths) == 1)
     finally:
         if len(paths) > 1 and report.rows:
+            report.rows += [
+                dict.fromkeys(COLUMNS, "") | {"image": str(path), "skipped": reason}
+                for path, reason in skipped_files(sources).items()
+            ]
             _write_overview(console, out, report, request.sort)
     if as_json:
         print(json.dumps(report.results, indent=1, default=str))  # noqa: T201

@@ -71,6 +71,12 @@ def true_classes(console: Console, view: View, sources: Iterable[Source]) -> lis
     return classes
 
 
+def skipped_files(sources: Iterable[Source]) -> dict[Path, str]:
+    """The files that the folders of these images leave out, and why."""
+    folders = {source.folder.root: source.folder for source in sources if source.folder is not None}
+    return {root / file: why for root, folder in folders.items() for file, why in folder.skipped.items()}
+
+
 def print_skipped(console: Console, name: str, skipped: Mapping[str, str]) -> None:
     """The files of a folder that are left out, by reason."""
     for reason in dict.fromkeys(skipped.values()):
