@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.app.quick_trust import FEW
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +16,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from tests.app.serving import subprocess_server
 
     folder = tmp_path_factory.mktemp("serve")
-    with subprocess_server(folder / "log", TMPDIR=str(folder / "missing"), TEMP=str(folder / "missing")) as server:
+    options = ["--plugin", str(Path(__file__).with_name("quick_trust.py"))]
+    missing = {"TMPDIR": str(folder / "missing"), "TEMP": str(folder / "missing")}
+    with subprocess_server(folder / "log", *options, **missing) as server:
         yield server
+
+
+@pytest.fixture
+def as_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust in this process as the server has it."""
+    for name, value in FEW.items():
+        monkeypatch.setattr(f"vitrail.metrics.trust.{name}", value)
 
 
 @pytest.fixture

@@ -357,6 +357,7 @@ def test_another_model_looks_at_the_same_picture(visit: Visit) -> None:
     assert page.evaluate("document.querySelector('#photo').naturalWidth") == 448
 
 
+@pytest.mark.usefixtures("as_served")
 def test_downloads_hold_what_was_computed(visit: Visit, tmp_path: Path) -> None:
     page = explained(visit("#sample=coffee"))
     kept = {}

@@ -40,6 +40,7 @@ def trusted(page: Any) -> str:
     return page.inner_text("#trust")
 
 
+@pytest.mark.usefixtures("as_served")
 def test_the_page_says_what_the_library_says(visit: Visit) -> None:
     page = explained(visit("#sample=cat"))
     local = vitrail.explain("photo", str(CAT))
