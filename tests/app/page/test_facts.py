@@ -58,6 +58,8 @@ def explained_without_trust(page: Any) -> list[Any]:
     page.click("#samples button")
     explained(page)
     page.wait_for_function("() => document.querySelector('#trust').textContent === 'trust: asking the model…'")
+    while not held:  # it is asked for a moment later
+        page.wait_for_timeout(20)
     return held
 
 
