@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
-# Twice as many as cores: tests of servers and pages wait half of the time. A file stays with one of them, in order.
-WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+# One more than cores: the tests of the pages, which one worker runs (tests/conftest.py), wait half of the time.
+WORKERS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 STAMP := .venv/.installed
 
 # A photograph that the embedded model recognises: a cup of espresso.
@@ -24,11 +24,11 @@ demo: $(STAMP)
 	@echo "Next: .venv/bin/vitrail explain YOUR-PHOTO.jpg, or .venv/bin/vitrail serve for the web page."
 
 test: lint browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
 test-all: lint browser
-	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m ""
+	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m ""
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.
 browser:

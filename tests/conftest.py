@@ -21,6 +21,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 pytest_plugins = ["tests.browser", "tests.app.servers", "tests.app.pages"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file stays with one worker, and so do all tests of the server and the pages, which are slow to start."""
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("app" if file.startswith(("tests/app/", "tests/docs/")) else file))
+
+
 @pytest.fixture(autouse=True)
 def _what_a_test_registers_goes_with_it() -> Iterator[None]:
     with METHODS.scope(), METRICS.scope(), DATA_SETS.scope():
