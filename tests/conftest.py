@@ -22,10 +22,12 @@ pytest_plugins = ["tests.browser", "tests.app.servers", "tests.app.pages"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file stays with one worker, and so do all tests of the server and the pages, which are slow to start."""
+    """A file stays with one worker, and so do all tests of the server, and of the pages, which are slow to start."""
     for item in items:
         file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("app" if file.startswith(("tests/app/", "tests/docs/")) else file))
+        shared = {"tests/app/page/": "pages", "tests/app/server/": "server", "tests/docs/": "server"}
+        groups = [group for folder, group in shared.items() if file.startswith(folder)]
+        item.add_marker(pytest.mark.xdist_group(groups[0] if groups else file))
 
 
 @pytest.fixture(autouse=True)
