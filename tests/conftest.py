@@ -21,6 +21,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 pytest_plugins = ["tests.browser", "tests.app.servers", "tests.app.pages"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file stays with one worker, and so do all tests of the server, and of the pages, which are slow to start."""
     for item in items:
