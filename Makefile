@@ -1,7 +1,5 @@
 PYTHON ?= python3
 BIN := .venv/bin
-# One more than cores: the tests of the pages, which one worker runs (tests/conftest.py), wait half of the time.
-WORKERS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 STAMP := .venv/.installed
 
 # A photograph that the embedded model recognises: a cup of espresso.
@@ -24,11 +22,11 @@ demo: $(STAMP)
 	@echo "Next: .venv/bin/vitrail explain YOUR-PHOTO.jpg, or .venv/bin/vitrail serve for the web page."
 
 test: lint browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto
 
 # With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
 test-all: lint browser
-	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m ""
+	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n auto -m ""
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.
 browser:

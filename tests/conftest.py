@@ -21,16 +21,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 pytest_plugins = ["tests.browser", "tests.app.servers", "tests.app.pages"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file stays with one worker, and so do all tests of the server, and of the pages, which are slow to start."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        shared = {"tests/app/page/": "pages", "tests/app/server/": "server", "tests/docs/": "server"}
-        groups = [group for folder, group in shared.items() if file.startswith(folder)]
-        item.add_marker(pytest.mark.xdist_group(groups[0] if groups else file))
-
-
 @pytest.fixture(autouse=True)
 def _what_a_test_registers_goes_with_it() -> Iterator[None]:
     with METHODS.scope(), METRICS.scope(), DATA_SETS.scope():
