@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 LINE_EVERY = 30.0  # seconds
 
 
+@options.grouped(load_options=options.MODEL)
 def bench(
+    *,
     plan: Annotated[
         Path | None, typer.Argument(metavar="PLAN.toml", help="Plan file; options override its settings.")
     ] = None,
@@ -68,15 +70,7 @@ def bench(
     watch: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Only watch a run that is in progress elsewhere.")
     ] = None,
-    checkpoint: options.Checkpoint = None,
-    labels: options.Labels = None,
-    num_classes: options.NumClasses = None,
-    img_size: options.ImgSize = None,
-    fit: options.Fit = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    crop_pct: options.CropPct = None,
-    interpolation: options.Interpolation = None,
+    load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
 ) -> None:
@@ -87,10 +81,6 @@ def bench(
     settings = {"data": data, "methods": methods, "metrics": metrics, "images": images, "seed": seed, "target": target,
                 "protocol": protocol, "batch_size": batch_size, "deterministic": deterministic or None,
                 "maps": None if maps else False}  # fmt: skip
-    load_options = options.load_options(
-        checkpoint=checkpoint, labels=labels, num_classes=num_classes, img_size=img_size, fit=fit, mean=mean, std=std,
-        crop_pct=crop_pct, interpolation=interpolation,
-    )  # fmt: skip
     plugins = [path.expanduser().resolve() for path in plugin or []]
     load_plugins(plugins)
     if run(make_plan(plan, model, load_options, settings, preset), out, device, retry, cluster, workers, plugins):

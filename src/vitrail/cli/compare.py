@@ -24,7 +24,7 @@ from vitrail.cli.sources import Source, find_sources, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.plugins import load_plugins
-from vitrail.show.look import ALPHA, Look
+from vitrail.show.look import Look
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 COLUMNS = 6
 
 
+@options.grouped(load_options=options.MODEL, look=options.LOOK)
 def compare(
+    *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file.")],
     model: options.ModelName = None,
     methods: Annotated[
@@ -63,20 +65,9 @@ def compare(
     against: options.Against = None,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
-    colormap: options.Colormap = None,
-    alpha: options.Alpha = ALPHA,
-    style: options.StyleName = "smooth",
-    storage: options.StorageName = "mark",
+    look: Look,
     trust: options.Trusting = True,
-    checkpoint: options.Checkpoint = None,
-    labels: options.Labels = None,
-    num_classes: options.NumClasses = None,
-    img_size: options.ImgSize = None,
-    fit: options.Fit = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    crop_pct: options.CropPct = None,
-    interpolation: options.Interpolation = None,
+    load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -88,15 +79,10 @@ def compare(
         raise VitrailError(f"compare takes one image, but {image} is a folder: use vitrail explain for folders.")
     (source,) = find_sources([image], out)
     params = parse_parameters(param or [])
-    look = Look(colormap, alpha, style, storage)
 
     from vitrail.models.loading import load
 
     load_plugins(plugin or [])
-    load_options = options.load_options(
-        checkpoint=checkpoint, labels=labels, num_classes=num_classes, img_size=img_size, fit=fit, mean=mean, std=std,
-        crop_pct=crop_pct, interpolation=interpolation,
-    )  # fmt: skip
     view = load(model, device=device, dtype=dtype, **load_options)
     calls = every_method(view) if everything else choose(view, split_list(methods or []))
     built = build(view, calls, params)

@@ -26,7 +26,7 @@ from vitrail.cli.sources import Source, find_sources, skipped_files, true_classe
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
 from vitrail.plugins import load_plugins
-from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look
+from vitrail.show.look import DEFAULT_LOOK, Look
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -91,7 +91,9 @@ class Report:
         return sum(bool(row["error"]) for row in self.rows)
 
 
+@options.grouped(load_options=options.MODEL, look=options.LOOK)
 def explain(
+    *,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER", help="Images, or folders of images.")],
     model: options.ModelName = None,
     method: Annotated[
@@ -114,10 +116,7 @@ def explain(
     ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Number of steps of --score and --curves.")] = STEPS,
     curves: Annotated[bool, typer.Option("--curves", help="Score the map and plot the curves.")] = False,
-    colormap: options.Colormap = None,
-    alpha: options.Alpha = ALPHA,
-    style: options.StyleName = "smooth",
-    storage: options.StorageName = "mark",
+    look: Look,
     sort: Annotated[
         str | None,
         typer.Option(
@@ -125,15 +124,7 @@ def explain(
             "default: that of the images."
         ),
     ] = None,
-    checkpoint: options.Checkpoint = None,
-    labels: options.Labels = None,
-    num_classes: options.NumClasses = None,
-    img_size: options.ImgSize = None,
-    fit: options.Fit = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    crop_pct: options.CropPct = None,
-    interpolation: options.Interpolation = None,
+    load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
@@ -146,7 +137,6 @@ def explain(
         raise VitrailError(f"--sort must be {', '.join(ORDERS[:-1])} or {ORDERS[-1]}, but got {sort!r}.")
     if sort == "trust" and not trust:
         raise VitrailError("--sort trust and --no-trust contradict each other: use only one of them.")
-    look = Look(colormap, alpha, style, storage)
     metrics = (f"insertion(steps={steps})", f"deletion(steps={steps})") if score or curves else ()
     sources = find_sources(images, out)
     params = parse_parameters(param or [])
@@ -154,10 +144,6 @@ def explain(
     from vitrail.models.loading import load
 
     load_plugins(plugin or [])
-    load_options = options.load_options(
-        checkpoint=checkpoint, labels=labels, num_classes=num_classes, img_size=img_size, fit=fit, mean=mean, std=std,
-        crop_pct=crop_pct, interpolation=interpolation,
-    )  # fmt: skip
     view = load(model, device=device, dtype=dtype, **load_options)
     request = Request(Question(target, against), top, metrics, curves, trust, look, sort)
     if run(_build(view, method, params), request, sources, out, as_json):

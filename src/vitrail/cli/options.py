@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from vitrail.errors import VitrailError
+from vitrail.show.look import DEFAULT_LOOK, Look
+
+Command: TypeAlias = Callable[..., None]
 
 Against = Annotated[str | None, typer.Option(help="Explain the target as opposed to this class, e.g. @predicted.")]
 Alpha = Annotated[float, typer.Option(help="Opacity of the map and fading of the image, from 0 (only the image) to 1.")]
@@ -40,10 +46,6 @@ ModelName = Annotated[
         help="Model: timm name, hf:ORG/NAME, hf:./folder or torchvision:NAME; default: the embedded model.",
     ),
 ]
-Trusting = Annotated[
-    bool,
-    typer.Option("--trust/--no-trust", help="Ask the model, with about 80 forward passes, how far to trust each map."),
-]
 NumClasses = Annotated[int | None, typer.Option(help="Number of classes of the head.")]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
 Params = Annotated[
@@ -54,6 +56,9 @@ Plugins = Annotated[
     typer.Option("--plugin", metavar="FILE.py", help="Python file with methods or metrics of your own; repeatable."),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Retry what failed in earlier calls.")]
+Std = Annotated[
+    str | None, typer.Option(metavar="R,G,B", help="Colour standard deviation of the preprocessing, likewise.")
+]
 StorageName = Annotated[
     str,
     typer.Option("--storage", help="Patches that the network uses as storage: mark them, or also hide them."),
@@ -65,9 +70,9 @@ StyleName = Annotated[
         help="smooth, blocks (a rectangle per patch) or outline (around half of the evidence for the class).",
     ),
 ]
-
-Std = Annotated[
-    str | None, typer.Option(metavar="R,G,B", help="Colour standard deviation of the preprocessing, likewise.")
+Trusting = Annotated[
+    bool,
+    typer.Option("--trust/--no-trust", help="Ask the model, with about 80 forward passes, how far to trust each map."),
 ]
 
 
@@ -75,6 +80,64 @@ def load_options(*, mean: str | None, std: str | None, **values: Any) -> dict[st
     """The options of ``vitrail.load`` that are set."""
     values |= {"mean": _numbers("mean", mean), "std": _numbers("std", std)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that belong together, and what is made of them."""
+
+    types: Mapping[str, Any]
+    make: Callable[..., Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # None for the others
+
+    def parameters(self) -> list[inspect.Parameter]:
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return [
+            inspect.Parameter(name, kind, default=self.defaults.get(name), annotation=annotation)
+            for name, annotation in self.types.items()
+        ]
+
+
+MODEL = Group(
+    {
+        "checkpoint": Checkpoint,
+        "labels": Labels,
+        "num_classes": NumClasses,
+        "img_size": ImgSize,
+        "fit": Fit,
+        "mean": Mean,
+        "std": Std,
+        "crop_pct": CropPct,
+        "interpolation": Interpolation,
+    },
+    load_options,
+)
+LOOK = Group(
+    {"colormap": Colormap, "alpha": Alpha, "style": StyleName, "storage": StorageName}, Look, asdict(DEFAULT_LOOK)
+)
+
+
+def grouped(**groups: Group) -> Callable[[Command], Command]:
+    """A command in whose place of each named parameter the options of a group are; it gets what the group makes."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def expanded(**values: Any) -> None:
+            made = {
+                name: group.make(**{option: values.pop(option) for option in group.types})
+                for name, group in groups.items()
+            }
+            command(**values, **made)
+
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            single = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            parameters += groups[name].parameters() if name in groups else [single]
+        expanded.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+        expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return expanded
+
+    return decorate
 
 
 def _numbers(name: str, text: str | None) -> list[float] | None:

@@ -7,7 +7,7 @@ import secrets
 import socket
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,7 +21,9 @@ MODELS = ("photo", "scenes")
 BACKLOG = 512
 
 
+@options.grouped(load_options=options.MODEL)
 def serve(
+    *,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,15 +48,7 @@ def serve(
         float, typer.Option(min=1, help="Time limit of a job, or of a method in a comparison.")
     ] = 120,
     cache_mb: Annotated[int, typer.Option(min=1, help="Size of the cache of images and responses, in MiB.")] = 256,
-    checkpoint: options.Checkpoint = None,
-    labels: options.Labels = None,
-    num_classes: options.NumClasses = None,
-    img_size: options.ImgSize = None,
-    fit: options.Fit = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    crop_pct: options.CropPct = None,
-    interpolation: options.Interpolation = None,
+    load_options: dict[str, Any],
     plugin: options.Plugins = None,
 ) -> None:
     """Serve the web page and its HTTP API."""
@@ -66,17 +60,7 @@ def serve(
         job_seconds=job_seconds,
         threads=threads or spare_cores(),
         cache_bytes=cache_mb * MIB,
-        load_options=options.load_options(
-            checkpoint=checkpoint,
-            labels=labels,
-            num_classes=num_classes,
-            img_size=img_size,
-            fit=fit,
-            mean=mean,
-            std=std,
-            crop_pct=crop_pct,
-            interpolation=interpolation,
-        ),
+        load_options=load_options,
         plugins=tuple(plugin or ()),
     )
     load_plugins(settings.plugins)  # a mistake is reported before anything starts
