@@ -78,15 +78,15 @@ class Explanation:
     against: int | None = None
     against_label: str | None = None
     top: list[tuple[int, str, float]] = field(default_factory=list)
-    against_probability: float | None = None
     extras: dict[str, float] = field(default_factory=dict)
     image_path: str | None = None
-    true_label: str | None = None  # the true class of the image, if known
     signed: bool | None = None  # whether the map is signed; None = if any value is negative
     scores: dict[str, float] = field(default_factory=dict)  # of ``score``
     curves: dict[str, list[float]] = field(default_factory=dict)
     pixels: Tensor | None = None  # (3, H, W), normalised: the input, if a tensor was explained; not saved
     pixels_hash: str | None = None  # its hash, which is saved
+    against_probability: float | None = None
+    true_label: str | None = None  # the true class of the image, if known
     storage: list[int] = field(default_factory=list)  # patches that the network uses as registers, row by row
     grid: tuple[int, int] | None = None  # (rows, columns) of patches; None without tokens
     trusted: Trust | None = None  # the result of ``trust``
@@ -130,7 +130,7 @@ class Explanation:
 
     def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
         """Scores the map by metrics that need only the model and the image; ``save`` stores the scores, too."""
-        model, pixels = self._asked_model()
+        model, pixels = self._model_and_pixels()
         for name in split_list(metrics):
             scored = measure_alone(name, model, pixels, self.map, self.target, self.extras)
             self.scores[name] = scored.value
@@ -144,7 +144,7 @@ class Explanation:
         Removing the top tenth of the patches is compared with removing a random tenth, and sums of the map over subsets
         of patches with the probabilities that these subsets give.
         """
-        self.trusted = measure_trust(*self._asked_model(), self.map, self.target, self.against, self.patch_share)
+        self.trusted = measure_trust(*self._model_and_pixels(), self.map, self.target, self.against, self.patch_share)
         return self.trusted
 
     @property
@@ -153,8 +153,9 @@ class Explanation:
 
         None for methods that are not complete.
         """
-        names = {name: key for name, key in SPLIT.items() if key in self.extras}
-        return {name: self.extras[key] for name, key in names.items()} if names else None
+        if "score_patches" not in self.extras:
+            return None
+        return {name: self.extras[key] for name, key in SPLIT.items() if key in self.extras}
 
     @property
     def patch_share(self) -> float | None:
@@ -177,7 +178,7 @@ class Explanation:
 
     def random_scores(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
         """The scores of a random map, to compare those of ``score`` with."""
-        model, pixels = self._asked_model()
+        model, pixels = self._model_and_pixels()
         values = torch.rand(self.map.shape, generator=torch.Generator().manual_seed(0))
         return {name: measure_alone(name, model, pixels, values, self.target, {}).value for name in split_list(metrics)}
 
@@ -187,7 +188,7 @@ class Explanation:
             raise VitrailError("there are no curves: call score() first.")
         return curve_picture(self.curves, self.scores, f"{self.title}, {self.call}")
 
-    def _asked_model(self) -> tuple[View, Tensor]:
+    def _model_and_pixels(self) -> tuple[View, Tensor]:
         """The model and its input: the tensor that was explained, or the preprocessed image."""
         model = self.model
         if model is None:
@@ -294,10 +295,10 @@ class Explanation:
     @property
     def trust_line(self) -> str | None:
         """The result of ``trust`` in words."""
-        return None if self.trusted is None else f"trust: {self.trusted.words(self._asked)}"
+        return None if self.trusted is None else f"trust: {self.trusted.words(self._question)}"
 
     @property
-    def _asked(self) -> str:
+    def _question(self) -> str:
         """The class that ``trust`` is about."""
         return self.label if self.against is None else f"{self.label} against {self.against_label}"
 

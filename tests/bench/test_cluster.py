@@ -56,12 +56,13 @@ def test_a_cluster_gives_the_same_rows_though_a_worker_is_killed(
 
     def kill_one(step: Step) -> None:
         """After the first shards, whoever is at work."""
-        if not killed and step.done >= 4:
-            killed.append(next(int(path.name) for path in noted.iterdir()))
-            os.kill(killed[0], signal.SIGKILL)
+        if len(killed) < 2 and step.done >= 4 * (len(killed) + 1):
+            alive = [int(path.name) for path in noted.iterdir() if int(path.name) not in killed]
+            os.kill(alive[0], signal.SIGKILL)
+            killed.append(alive[0])
 
     outcome = cluster.run_on_cluster(PLAN, tmp_path / "cluster", watch=kill_one, workers=2, load=load)
-    assert len(killed) == 1
+    assert len(killed) == 2
     run(PLAN, tmp_path / "alone")
     found, expected = (
         Store(tmp_path / name).rows().sort_values(COLUMNS).reset_index(drop=True) for name in ("cluster", "alone")

@@ -57,6 +57,12 @@ def test_other_methods_promise_no_sum(call: str) -> None:
     assert torch.equal(ex.shares, ex.map)
 
 
+def test_a_score_among_the_extras_of_another_method_is_no_split() -> None:
+    ex = vitrail.explain(viewed("timm_vit", torch.float32)[2], noise(32, 32, 3), "gen_att")
+    ex.extras = {"score": 0.7}
+    assert (ex.split, ex.patch_share, ex.score_line) == (None, None, None)
+
+
 def test_a_contrast_that_the_model_decides_otherwise_sums_to_the_opposite() -> None:
     view = viewed("timm_vit", torch.float32)[2]
     image = noise(32, 32, 3)

@@ -15,7 +15,6 @@ from rich.console import Console
 from vitrail.app.server.settings import MIB, Settings, is_loopback, is_wildcard, network_address, spare_cores
 from vitrail.cli import options
 from vitrail.errors import VitrailError
-from vitrail.plugins import load_plugins
 
 MODELS = ("photo", "scenes")
 BACKLOG = 512
@@ -63,7 +62,6 @@ def serve(
         load_options=load_options,
         plugins=tuple(plugin or ()),
     )
-    load_plugins(settings.plugins)  # a mistake is reported before anything starts
     run(settings, options.comma_separated(model))
 
 

@@ -68,7 +68,7 @@ def ask_trust(case: Case, against: int | None = None, patch_share: float | None 
     cells, generator = len(values), torch.Generator().manual_seed(SEED)
     removed = max(1, round(REMOVED * cells))
     if cells - removed < 1:
-        raise VitrailError(f"trust needs at least two patches, but {case.view.name} has {cells}.")
+        raise VitrailError(f"trust needs at least two patches, but {case.view.name} has {cells}: use --no-trust.")
     order = values.argsort(descending=True, stable=True)
     shuffled = torch.rand(RANDOM, cells, generator=generator).argsort(dim=1)
     without = torch.cat([order[None, removed:], shuffled[:, removed:]])
