@@ -51,7 +51,7 @@ def literal_map(view: View, image: Tensor, masks: Tensor, sigma: float = 0.0, **
 def test_a_pixel_that_no_mask_covers_is_zero(name: str, dtype: torch.dtype) -> None:
     """One mask that reaches 0 somewhere: there is a hole."""
     view, image = viewed(name)[2], batch(name, 1)
-    masks = vit_cx.masks_of(helpers.features(view, image, "norm1"), view.size, 2.0, "authors")
+    masks = vit_cx.masks_of(helpers.features(view, image, "norm1"), view.size, 2.0)
     expected = literal_map(view, image, masks, authors=True)
     method = build_method("vit_cx", viewed(name, dtype)[2], delta=2.0, sigma=0.0, protocol="authors")
     result = method.attribute(batch(name, 1, dtype), TARGET)[0]
@@ -106,7 +106,7 @@ def test_other_linkages_are_those_of_scipy(how: str) -> None:
 def test_without_coverage_correction_the_map_is_a_sum_which_the_authors_divide() -> None:
     view, image = viewed("timm_vit")[2], batch("timm_vit", 1)
     features = helpers.features(view, image, "norm1")
-    for protocol, how in (("default", "mean"), ("vit_cx", "mean"), ("authors", "authors")):
+    for protocol, how in (("default", "stretched"), ("vit_cx", "mean"), ("authors", "stretched")):
         masks = vit_cx.masks_of(features, view.size, 0.1, how)
         result = build_method("vit_cx", view, sigma=0.0, pcb=False, protocol=protocol).attribute(image, TARGET)[0]
         assert relative(result, literal_map(view, image, masks, pcb=False, authors=protocol == "authors")) < 1e-9

@@ -147,10 +147,11 @@ def test_vit_cx_without_noise_is_exact(name: str, layer: str) -> None:
         result = build_method("vit_cx", view, delta=delta, sigma=0.0, layer=layer).attribute(image, TARGET)[0]
         plain = vit_cx.scores(scorer(view), image, masks, torch.zeros(len(masks), *image.shape[1:], dtype=DOUBLE))
         assert relative(result, vit_cx.saliency(masks, plain)) < 1e-5
-    whole = vit_cx.masks_of(features, view.size, 0.1, "authors")
-    published = build_method("vit_cx", view, sigma=0.0, layer=layer, protocol="authors").attribute(image, TARGET)[0]
-    plain = vit_cx.scores(scorer(view), image, whole, torch.zeros(len(whole), *image.shape[1:], dtype=DOUBLE))
-    assert relative(published, vit_cx.saliency(whole, plain, authors=True)) < 1e-5
+    for protocol, how in (("authors", "stretched"), ("vit_cx", "mean")):
+        whole = vit_cx.masks_of(features, view.size, 0.1, how)
+        result = build_method("vit_cx", view, sigma=0.0, layer=layer, protocol=protocol).attribute(image, TARGET)[0]
+        plain = vit_cx.scores(scorer(view), image, whole, torch.zeros(len(whole), *image.shape[1:], dtype=DOUBLE))
+        assert relative(result, vit_cx.saliency(whole, plain, authors=protocol == "authors")) < 1e-5
 
 
 def test_vit_cx_by_hand_with_its_own_masks_and_noise() -> None:

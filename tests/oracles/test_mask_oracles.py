@@ -161,7 +161,7 @@ def test_vit_cx_masks() -> None:
     counts = [len(vit_cx.clusters(distances, delta)) for delta in (0.0, 0.05, 0.1, 0.2, 0.4, 2.0)]
     assert counts == sorted(counts, reverse=True)
     assert (counts[0], counts[-1]) == (9, 1)
-    authors = vit_cx.masks_of(features, SIZE, 0.2, "authors")
+    authors = vit_cx.masks_of(features, SIZE, 0.2, "stretched")
     close(torch.stack([authors.amin(dim=(1, 2)), 1 - authors.amax(dim=(1, 2))]), 0.0, atol=0)
 
 

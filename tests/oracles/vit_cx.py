@@ -79,8 +79,8 @@ def clusters(distances: Tensor, delta: float) -> list[list[int]]:
     return groups
 
 
-def cluster_masks(masks: Tensor, groups: list[list[int]], how: str = "mean") -> Tensor:
-    """(K, H, W): "mean", the paper; "authors", the sum stretched to [0, 1] again."""
+def cluster_masks(masks: Tensor, groups: list[list[int]], how: str = "stretched") -> Tensor:
+    """(K, H, W): "mean", the paper's text; "stretched", as the authors released it: the sum, to [0, 1] again."""
     if how == "mean":
         return torch.stack([masks[group].mean(dim=0) for group in groups])
     return torch.stack([stretch(masks[group].sum(dim=0)) for group in groups])
@@ -110,7 +110,7 @@ def saliency(masks: Tensor, scores: Tensor, pcb: bool = True, authors: bool = Fa
     return total / len(masks) if authors else total
 
 
-def masks_of(features: Tensor, size: tuple[int, int], delta: float, how: str = "mean") -> Tensor:
+def masks_of(features: Tensor, size: tuple[int, int], delta: float, how: str = "stretched") -> Tensor:
     """M_cx (K, H, W)."""
     masks = feature_masks(features, size)
     return cluster_masks(masks, clusters(cosine_distances(masks), delta), how)
@@ -123,7 +123,6 @@ def vit_cx(
     noises: Tensor | None,
     delta: float = 0.1,
     *,
-    authors: bool = False,
     debias: bool = True,
     pcb: bool = True,
     clustering: bool = True,
@@ -134,7 +133,7 @@ def vit_cx(
     if random_masks is not None:
         masks = random_masks
     elif clustering:
-        masks = masks_of(features, size, delta, "authors" if authors else "mean")
+        masks = masks_of(features, size, delta)
     else:
         masks = feature_masks(features, size)
-    return saliency(masks, scores(probability, image, masks, noises, debias), pcb, authors)
+    return saliency(masks, scores(probability, image, masks, noises, debias), pcb)

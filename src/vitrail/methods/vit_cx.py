@@ -30,12 +30,12 @@ class VitCx(SturdyMaskMethod):
 
     ``delta``: merge maps nearer than this (cosine distance; None = 0.1, for hierarchical models 0.05). ``sigma``:
     deviation of the noise outside a mask. The paper's variants: 1 ``cluster=False``; 2 ``source="random"``; 3
-    ``debias=False``; 4 ``pcb=False``; 5 both. ``protocol="authors"`` stretches cluster masks to [0, 1] again and
-    divides by their number; "vit_cx" is the paper's text, which is what the default does, its factor K and its wording
-    of ``layer`` apart.
+    ``debias=False``; 4 ``pcb=False``; 5 both. Cluster masks are stretched to [0, 1] again, as in the release that the
+    published numbers come from; ``protocol="authors"`` also divides by their number. ``protocol="vit_cx"`` is the
+    paper's text: masks are the plain means of their maps.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     output: Output = "probability"
     layer: Literal["norm1", "attention"] = "norm1"
@@ -75,7 +75,7 @@ class VitCx(SturdyMaskMethod):
         maps = scaled(features, size)
         similarity = similarities(maps, size)
         merged = means(maps.flatten(1), *self.clusters(similarity))[0].unflatten(1, maps.shape[1:])
-        return scaled(merged, size) if self.protocol == "authors" else merged, mean_similarity(similarity)
+        return merged if self.protocol == "vit_cx" else scaled(merged, size), mean_similarity(similarity)
 
     def clusters(self, similarity: Tensor) -> tuple[Tensor, int]:
         """(D,): the cluster of each map, merged only while the linkage distance stays below delta; their number."""
