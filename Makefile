@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 # A photograph that the embedded model recognises: a cup of espresso.
-PHOTO := src/vitrail/app/samples/coffee.jpg
+PHOTO := src/vitrail/data/samples/coffee.jpg
 
 .PHONY: demo test test-all lint docs browser clean
 

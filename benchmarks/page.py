@@ -20,7 +20,7 @@ from PIL import Image, ImageEnhance
 from playwright.sync_api import Page, sync_playwright
 from serve import server
 
-SAMPLES = files("vitrail.app") / "samples"
+SAMPLES = files("vitrail.data") / "samples"
 SIDE = 1600
 
 # Drops a file and returns the milliseconds until the map is painted.

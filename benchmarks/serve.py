@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 from PIL import Image, ImageEnhance
 
-SAMPLES = files("vitrail.app") / "samples"
+SAMPLES = files("vitrail.data") / "samples"
 DROPS = 10
 PICTURES = 400
 MAX_PAUSE = 5.0

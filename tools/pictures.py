@@ -25,7 +25,7 @@ from vitrail.show.text import fit_text
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")
-CAT = files("vitrail.app") / "samples" / "cat.jpg"
+CAT = files("vitrail.data") / "samples" / "cat.jpg"
 OTHERS = ("styles", "trust")  # drawn by functions of their own
 TRUST = Path(__file__).parents[1] / "docs" / "results" / "trust.csv"
 SCENE = 10  # of Scenes(…, objects=2): two large objects, far apart

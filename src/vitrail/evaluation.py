@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -243,6 +243,7 @@ class Evaluation:
                 predicted=sight.predicted,
                 label=sight.label,
                 extras={name: values[i] for name, values in extras.items()},
+                answers=sight.answers,
                 **sight.known,
             )
             for i, sight in enumerate(sights)
@@ -261,6 +262,7 @@ class Sight:
     probability: float  # of the target
     predicted_probability: float
     known: dict[str, Any] = field(default_factory=dict)
+    answers: dict[Hashable, Tensor] = field(default_factory=dict)  # of the metrics, to what does not depend on maps
 
 
 def _logits(batch: Batch) -> Asking[Tensor]:

@@ -23,7 +23,7 @@ from vitrail.app.server.service import Service
 from vitrail.app.server.settings import Settings
 from vitrail.cli.serve import bind
 
-SAMPLES = Path(__file__).parents[2] / "src" / "vitrail" / "app" / "samples"
+SAMPLES = Path(__file__).parents[2] / "src" / "vitrail" / "data" / "samples"
 PATIENCE = 120.0  # seconds after which a test gives up
 CAT = (SAMPLES / "cat.jpg").read_bytes()
 

@@ -17,7 +17,7 @@ from vitrail.data import Scenes
 from vitrail.engine.noise import noise
 from vitrail.methods.registry import build_method
 from vitrail.metrics import build_metric, measure
-from vitrail.metrics.imputation import SHARES, imputed
+from vitrail.metrics.imputation import SHARES, factorised, imputed, iterated
 
 ORDERS = ("both", "morf", "lerf")
 TARGET = 1
@@ -44,13 +44,23 @@ def test_imputed_pixels_are_means_of_their_neighbours(size: tuple[int, int], sha
     generator = torch.Generator().manual_seed(3)
     image = torch.randn(1, 3, *size, generator=generator, dtype=DOUBLE)
     removed = torch.rand(size, generator=generator) < share
-    result = imputed(image, removed)
-    assert torch.equal(result[:, :, ~removed], image[:, :, ~removed])
     cells = removed.flatten().nonzero()[:, 0].tolist()
-    assert (result - agreement.imputed(image, cells)).abs().max() < CLOSE
-    for channel in range(3):
-        assert result[0, channel].min() >= image[0, channel].min() - CLOSE
-        assert result[0, channel].max() <= image[0, channel].max() + CLOSE
+    for result in (factorised(image, removed), iterated(image, removed[None, None])):
+        assert torch.equal(result[:, :, ~removed], image[:, :, ~removed])
+        assert (result - agreement.imputed(image, cells)).abs().max() < CLOSE
+        for channel in range(3):
+            assert result[0, channel].min() >= image[0, channel].min() - CLOSE
+            assert result[0, channel].max() <= image[0, channel].max() + CLOSE
+
+
+def test_all_masks_are_imputed_together() -> None:
+    generator = torch.Generator().manual_seed(4)
+    image = torch.randn(1, 3, 24, 20, generator=generator, dtype=DOUBLE)
+    values = torch.rand(24, 20, generator=generator)
+    removed = torch.stack([values < share for share in (0.0, 0.2, 0.9, 0.97)])
+    expected = torch.cat([factorised(image, mask) for mask in removed])
+    assert torch.equal(imputed(image, removed), expected)
+    assert (iterated(image, removed[:, None]) - expected).abs().max() < CLOSE
 
 
 def test_a_ramp_is_imputed_exactly_and_a_flat_image_stays() -> None:
@@ -58,11 +68,11 @@ def test_a_ramp_is_imputed_exactly_and_a_flat_image_stays() -> None:
     ramp = (2 * rows - 3 * columns).double().expand(1, 3, 9, 8)
     removed = torch.zeros(9, 8, dtype=torch.bool)
     removed[2:6, 1:7] = True
-    assert (imputed(ramp, removed) - ramp).abs().max() < CLOSE
+    assert (imputed(ramp, removed[None]) - ramp).abs().max() < CLOSE
     flat = torch.full((1, 3, 9, 8), 0.3, dtype=DOUBLE)
     removed[:] = True
     removed[4, 4] = False
-    assert (imputed(flat, removed) - flat).abs().max() < CLOSE
+    assert (imputed(flat, removed[None]) - flat).abs().max() < CLOSE
 
 
 def test_road_knows_order_only() -> None:

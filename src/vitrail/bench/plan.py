@@ -50,7 +50,8 @@ class ModelSpec:
 class Plan:
     """Everything that determines the rows of a run.
 
-    ``cheap_only`` names metrics that are measured on methods with few passes only, because they re-explain images.
+    ``cheap_only`` names metrics that are measured on methods with few passes only, because they re-explain images;
+    ``limits`` holds metrics that are measured on the first so many images only.
     """
 
     models: Sequence[ModelSpec]
@@ -66,6 +67,7 @@ class Plan:
     deterministic: bool = False
     maps: bool = True
     cheap_only: Sequence[str] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(vars(self), EXPECTED, "the plan")
@@ -73,6 +75,7 @@ class Plan:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.models or not self.methods or not self.metrics:
             raise VitrailError("a plan needs at least one model, one method and one metric.")
+        object.__setattr__(self, "limits", dict(self.limits))
         for name in ("methods", "metrics"):
             calls = list(getattr(self, name))
             if len(set(calls)) != len(calls):
@@ -169,10 +172,15 @@ EXPECTED = {
     "deterministic": FLAG,
     "maps": FLAG,
     "cheap_only": CALLS,
+    "limits": Expected(
+        'a table of metrics and numbers of images, as {road = 32}',
+        lambda value: isinstance(value, Mapping) and all(map(_is_text, value)) and all(map(COUNT.matches, value.values())),
+    ),
 }
 EXPECTED_MODEL = {"name": TEXT, "options": TABLE, "preprocessing": TABLE}
 EXPECTED_OPTIONS = {  # others go to the library that builds the model
     "checkpoint": TEXT,
+    "head": TEXT,
     "labels": Expected("a file, or a list of names", lambda value: _is_text(value) or _is_list(value, _is_text)),
     "pretrained": FLAG,
     "num_classes": COUNT,

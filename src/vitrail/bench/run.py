@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from vitrail.api import BATCH
 from vitrail.bench.plan import METRICS, ModelSpec, Plan
+from vitrail.bench.shard import Shard
 from vitrail.bench.store import Buffer, Sink, Store, environment
 from vitrail.calls import split_call
 from vitrail.data.annotations import annotated, class_map, own_class
@@ -117,6 +118,7 @@ def run(
     positions: Sequence[int] | None = None,
     retry: bool = False,
     data: DataSet | None = None,
+    shard: Shard | None = None,
 ) -> Outcome:
     """Measures everything in the plan that ``out`` does not hold yet.
 
@@ -128,10 +130,13 @@ def run(
         positions: measure only these images of the data.
         retry: retry what failed before.
         data: the images of the plan, if they are open already.
+        shard: measure only every n-th image, while other processes measure the others into the same folder.
     """
     store, outcome, start = Store(out), Outcome(), time.perf_counter()
-    with store.locked():
+    with store.locked(None if shard is None else str(shard)):
         data = open_plan_data(plan) if data is None else data
+        if shard is not None:
+            positions = shard.of(range(len(data)) if positions is None else positions)
         for spec in plan.models:
             view = load(spec)
             model_run = ModelRun(
@@ -240,7 +245,11 @@ class ModelRun:
                 example = self._read(position, done)
                 if example is not None:
                     digest = _hash(example.id, image_hash(example.image), _annotation_hash(example))
-                    missing = tuple(pair for pair in self.pairs if self._is_missing(self._key(digest, pair), done))
+                    missing = tuple(
+                        pair
+                        for pair in self.pairs
+                        if self._is_within_limit(pair, position) and self._is_missing(self._key(digest, pair), done)
+                    )
                     if missing:
                         waiting.setdefault(missing, []).append((example, digest))
                     else:
@@ -394,6 +403,10 @@ class ModelRun:
     def _is_affordable(self, method: str, metric: str) -> bool:
         restricted = self.metrics[metric].info.name in self.plan.cheap_only
         return not restricted or sum(self.methods[method].passes()) <= CHEAP
+
+    def _is_within_limit(self, pair: Pair, position: int) -> bool:
+        limit = self.plan.limits.get(self.metrics[pair[1]].info.name)
+        return limit is None or position < limit
 
     def _reading_key(self, name: str) -> str:
         """Key of the row for an image that cannot be read: its content is unknown, so the key uses its name."""

@@ -14,7 +14,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -100,34 +100,55 @@ class Buffer:
             self.rows = []
 
 
-def _acquire(file: IO[str]) -> bool:
+def _acquire(file: IO[str], kind: int) -> bool:
     """Whether the lock was acquired; the child of a process that was just killed may hold it for a moment."""
     for pause in (0, 0.1, 0.3, 0.6):
         time.sleep(pause)
         with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
             return True
     return False
 
 
 class Store:
-    """The results of a run. Any number of processes may read; one writes at a time (see ``locked``)."""
+    """The results of a run. Any number of processes may read; one writes at a time, or one
+    per shard (see ``locked``).
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.damaged: dict[str, str] = {}  # skipped parts → reason
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Locks the run for this process; the system releases the lock however the process ends."""
+    def locked(self, shard: str | None = None) -> Iterator[None]:
+        """Locks the run for this process; the system releases the lock however the process ends.
+
+        Shards of a run exclude equal ones and whole runs, but not each other: every part has a name of its own.
+        """
+        is_new = not self.folder.exists()
+        with ExitStack() as locks:
+            locks.enter_context(self._lock(LOCK, shared=shard is not None))
+            if shard is not None:
+                locks.enter_context(self._lock(f"{LOCK}-{shard}"))
+            try:
+                self._set_damaged_aside()
+                yield
+            except BaseException:
+                if is_new and all(path.name.startswith(LOCK) for path in self.folder.iterdir()):  # it never started
+                    for path in self.folder.iterdir():
+                        path.unlink()
+                    self.folder.rmdir()
+                raise
+
+    @contextmanager
+    def _lock(self, name: str, shared: bool = False) -> Iterator[None]:
         try:
-            is_new = not self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
-            file = open(self.folder / LOCK, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
+            file = open(self.folder / name, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
         except OSError as error:
             raise VitrailError(f"cannot write into the run folder {self.folder}: {error.strerror or error}.") from None
         with file:
-            if not _acquire(file):
+            if not _acquire(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
                 file.seek(0)
                 owner = file.read().strip() or "another process"
                 raise VitrailError(
@@ -138,14 +159,7 @@ class Store:
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}")
                 file.flush()
-            try:
-                self._set_damaged_aside()
-                yield
-            except BaseException:
-                if is_new and [path.name for path in self.folder.iterdir()] == [LOCK]:  # the run never started
-                    (self.folder / LOCK).unlink()
-                    self.folder.rmdir()
-                raise
+            yield
 
     def plan(self) -> Plan:
         return Plan.read(self.folder / "plan.toml")
@@ -263,7 +277,8 @@ class Store:
                 try:
                     self._read_part(path, parse)
                 except DamagedError:
-                    path.rename(path.with_name(path.name + DAMAGED))
+                    with suppress(FileNotFoundError):  # another shard was faster
+                        path.rename(path.with_name(path.name + DAMAGED))
 
     def _read_part(self, path: Path, parse: Callable[[bytes], T]) -> T:
         try:

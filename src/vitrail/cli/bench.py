@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from vitrail.bench.plan import ModelSpec, Plan
+from vitrail.bench.shard import Shard
 from vitrail.calls import split_list
 from vitrail.cli import options
 from vitrail.cli.outputs import plural
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vitrail.cli.board import Board
     from vitrail.models.view import View
 
+SUITES = ("leaderboard",)
 LINE_EVERY = 30.0  # seconds
 
 
@@ -35,13 +37,20 @@ LINE_EVERY = 30.0  # seconds
 def bench(
     *,
     plan: Annotated[
-        Path | None, typer.Argument(metavar="PLAN.toml", help="Plan file; options override its settings.")
+        Path | None,
+        typer.Argument(
+            metavar="PLAN.toml", help="Plan file, whose settings options override; or leaderboard: all methods and metrics."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option("--model", "-m", metavar="MODELS", help="Models, comma-separated or repeated.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Data set: scenes:100, imagenet:DIR, a folder, …; see docs/data.md.")
+        str | None,
+        typer.Option(
+            help="Data set: scenes:100, imagenet:DIR, a folder, …; see docs/data.md. Of the leaderboard: the folder with "
+            "its data and models."
+        ),
     ] = None,
     methods: Annotated[
         list[str] | None,
@@ -56,7 +65,14 @@ def bench(
     target: Annotated[str | None, typer.Option(help="Class to explain: predicted or label.")] = None,
     protocol: Annotated[str | None, typer.Option(help="Use this paper's protocol: tis, vit_cx, rise, …")] = None,
     preset: Annotated[str | None, typer.Option(help="full, or quick: fewer steps and masks.")] = None,
-    out: Annotated[Path, typer.Option(help="Run folder; an unfinished run is resumed.")] = Path("vitrail-run"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder; an unfinished run is resumed. Default: vitrail-run, or vitrail-leaderboard."),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Measure only every N-th image, while other processes measure the others."),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: by device.")] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bitwise reproducible: one image at a time.")
@@ -78,12 +94,78 @@ def bench(
     if watch is not None:
         watch_run(watch)
         return
+    if plan is not None and str(plan) in SUITES and not plan.exists():
+        unused = {"--model": model, "--metrics": metrics, "--images": images, "--seed": seed, "--target": target,
+                  "--protocol": protocol, "--preset": preset, "--cluster": cluster, **load_options}  # fmt: skip
+        run_suite(
+            str(plan),
+            None if data is None else Path(data),
+            split_list(methods or []),
+            out=out or Path(f"vitrail-{plan}"),
+            device=device,
+            retry=retry,
+            shard=None if shard is None else Shard.parse(shard),
+            plugins=plugin or [],
+            unused=[name for name, value in unused.items() if value is not None],
+        )
+        return
     settings = {"data": data, "methods": methods, "metrics": metrics, "images": images, "seed": seed, "target": target,
                 "protocol": protocol, "batch_size": batch_size, "deterministic": deterministic or None,
                 "maps": None if maps else False}  # fmt: skip
     plugins = [path.expanduser().resolve() for path in plugin or []]
     load_plugins(plugins)
-    if run(make_plan(plan, model, load_options, settings, preset), out, device, retry, cluster, workers, plugins):
+    failed = run(
+        make_plan(plan, model, load_options, settings, preset),
+        out or Path("vitrail-run"),
+        device,
+        retry,
+        cluster=cluster,
+        workers=workers,
+        plugins=plugins,
+        shard=None if shard is None else Shard.parse(shard),
+    )
+    if failed:
+        raise typer.Exit(1)
+
+
+def run_suite(
+    name: str,
+    folder: Path | None,
+    methods: Sequence[str],
+    *,
+    out: Path,
+    device: str,
+    retry: bool,
+    shard: Shard | None,
+    plugins: Sequence[Path],
+    unused: Sequence[str],
+) -> None:
+    """Measures the pairs of a suite one after another and writes its page.
+
+    The methods of plugins are measured beside the suite's reference, and join the table that comes with vitrail.
+    """
+    from vitrail.bench.suite import open_suite
+    from vitrail.methods.registry import METHODS
+    from vitrail.report.leaderboard import write_leaderboard
+
+    if unused:
+        raise VitrailError(f"{name} determines its models, metrics and images: leave out {', '.join(unused)}.")
+    known = set(METHODS.entries())
+    load_plugins(plugins)
+    added = [entry for entry in METHODS.entries() if entry not in known]
+    suite = open_suite(name, folder, methods)
+    if added and not methods:
+        suite = open_suite(name, folder, [*added, *suite.reference])
+    console = Console(highlight=False)
+    for pair, reason in suite.missing.items():
+        console.print(f"[dim]{escape(f'{pair} is left out: {reason}.')}[/]", soft_wrap=True)
+    failed = 0
+    for pair in suite.pairs:
+        console.print(f"[bold]{escape(pair.title)}[/]: {escape(pair.about)}", soft_wrap=True)
+        failed += run(pair.plan, out / pair.name, device, retry, plugins=plugins, shard=shard)
+    page = write_leaderboard(out, suite.pairs, added)
+    console.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
+    if failed:
         raise typer.Exit(1)
 
 
@@ -123,13 +205,17 @@ def run(
     out: Path,
     device: str,
     retry: bool,
+    *,
     cluster: str | None = None,
     workers: int | None = None,
     plugins: Sequence[Path] = (),
+    shard: Shard | None = None,
 ) -> int:
     """Runs the plan and prints a summary; returns the number of failures, earlier ones included."""
     if workers is not None and cluster is None:
         raise VitrailError(f"--workers {workers} is for a cluster: give --cluster too.")
+    if shard is not None and cluster is not None:
+        raise VitrailError("--shard is for processes without a cluster: leave it out with --cluster.")
 
     from vitrail.bench.cluster import run_on_cluster
     from vitrail.bench.run import load_model, open_plan_data
@@ -159,7 +245,7 @@ def run(
     try:
         with live or nullcontext(), watched(lambda name, done, total: None):  # no bars for single images
             if cluster is None:
-                outcome = run_plan(plan, out, load=load, watch=watch, retry=retry, data=data)
+                outcome = run_plan(plan, out, load=load, watch=watch, retry=retry, data=data, shard=shard)
             else:
                 outcome = run_on_cluster(
                     plan, out, cluster, load=load, watch=watch, retry=retry, workers=workers, data=data

@@ -183,11 +183,20 @@ class Board:
         """Images with all rows of a method; None if the plan has none for it."""
         optional = self.plan.cheap_only  # measured on some methods only; the rows show on which
         tallies = [(self.tallies.get((model, method, *cell)), split_call(cell[0])[0]) for cell in self._cells()]
-        counts = [tally.rows if tally else 0 for tally, name in tallies if tally or name not in optional]
+        counts = [
+            self._of_limit(tally.rows if tally else 0, name)
+            for tally, name in tallies
+            if tally or name not in optional
+        ]
         if not counts:
             return None
         count = min(counts) + self.unread[model]
         return count if self.total is None else min(count, self.total)
+
+    def _of_limit(self, rows: int, metric: str) -> int:
+        """The images that are done by a metric: all of them once it has reached its limit."""
+        limit = self.plan.limits.get(metric)
+        return rows if limit is None or rows < limit or self.total is None else max(rows, self.total)
 
     def _measured(self, model: str, count: int) -> int:
         """The number of these images that could be read."""

@@ -34,6 +34,9 @@ Interpolation = Annotated[
     str | None, typer.Option(help="Resampling: bicubic, bilinear, nearest or lanczos; default: the model's.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
+Head = Annotated[
+    Path | None, typer.Option(help="File with weights that replace those of --checkpoint, e.g. a linear probe.")
+]
 Labels = Annotated[Path | None, typer.Option(help="File with the class names, one per line.")]
 Mean = Annotated[
     str | None, typer.Option(metavar="R,G,B", help="Colour mean of the preprocessing; default: the model's.")
@@ -101,6 +104,7 @@ class Group:
 MODEL = Group(
     {
         "checkpoint": Checkpoint,
+        "head": Head,
         "labels": Labels,
         "num_classes": NumClasses,
         "img_size": ImgSize,

@@ -166,6 +166,25 @@ class Subset(DataSet):
         return self.data.load(self.indices[position])
 
 
+class Joined(Listed):
+    """The examples of several data sets, one after another, without labels and objects: their classes may differ.
+
+    Ids begin with the number of the data set where two would agree.
+    """
+
+    def __init__(self, parts: Sequence[DataSet]) -> None:
+        self.parts, self.name = list(parts), " + ".join(part.name for part in parts)
+        self.skipped = {name: reason for part in parts for name, reason in part.skipped.items()}
+        self._places = [(part, position) for part in parts for position in range(len(part))]
+        self._ids = [name for part in parts for name in part.ids]
+        if len(set(self._ids)) != len(self._ids):
+            self._ids = [f"{number}/{name}" for number, part in enumerate(parts) for name in part.ids]
+
+    def load(self, position: int) -> Example:
+        part, place = self._places[position]
+        return Example(self._ids[position], part.load(place).image)
+
+
 def read_indices(path: str | Path) -> list[int]:
     """Reads positions from a file: integers separated by white space or commas, or a JSON list of them."""
     from vitrail.data.paths import read_text

@@ -10,7 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from vitrail.data.base import DataSet
+from vitrail.data.base import DataSet, Joined
+from vitrail.data.crops import Crops
 from vitrail.data.memory import InMemory
 from vitrail.data.scene_data import SceneData
 from vitrail.data.scenes import Scene, Scenes
@@ -65,13 +66,18 @@ def data_set(name: str) -> Callable[[O], O]:
 @data_set("scenes")
 def open_scenes(place: str = "", objects: int | None = None) -> SceneData:
     """Scenes from `N@SEED`; both may be missing."""
-    match = re.fullmatch(r"(\d{1,9})?(?:@(\d{1,18}))?", place)
-    if not match:
-        raise VitrailError(f"expected scenes:200, or scenes:200@7 for seed 7, but got scenes:{place}.")
+    count, seed = _count_and_seed("scenes", place, _DEFAULT_SCENES)
     try:
-        return SceneData(int(match[1] or _DEFAULT_SCENES), int(match[2] or 0), objects)
+        return SceneData(count, seed, objects)
     except ValueError as error:
         raise VitrailError(f"{error}.") from None
+
+
+@data_set("samples")
+def open_samples(place: str = "") -> Crops:
+    """Crops of the bundled photographs from `N@SEED`; both may be missing."""
+    count, seed = _count_and_seed("samples", place, _DEFAULT_CROPS)
+    return Crops(count, seed)
 
 
 for _name, _entry in {
@@ -90,9 +96,17 @@ for _name, _entry in {
 }.items():
     DATA_SETS.add(_name, _entry, __name__)
 
+def _count_and_seed(name: str, place: str, count: int) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,9})?(?:@(\d{1,18}))?", place)
+    if not match:
+        raise VitrailError(f"expected {name}:200, or {name}:200@7 for seed 7, but got {name}:{place}.")
+    return int(match[1] or count), int(match[2] or 0)
+
+
 DATA_NAMES: tuple[str, ...] = tuple(DATA_SETS.entries())  # the built-in ones
 
-_DEFAULT_SCENES = 200
+_DEFAULT_SCENES, _DEFAULT_CROPS = 200, 60
+_PLUS = " + "  # between data sets that are joined
 _SUBSET = ("n", "seed", "indices")
 _NUMBERS = frozenset({"n", "seed", "size", "year", "objects"})
 
@@ -104,11 +118,13 @@ def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> Dat
     Args:
         spec: `scenes`, `scenes:200`, `scenes:200@7` (seed 7), a name and its folder or file such as `imagenet:DIR`
             (names: `DATA_NAMES`, and those of `data_set`), a folder of images (see `ImageFolder`), its table or one
-            image. Options follow a question mark: `imagenet:DIR?boxes=DIR2&split=val`. Or a data set, scenes, or a
-            list of images, of pairs (image, label) or of examples.
+            image. Options follow a question mark: `imagenet:DIR?boxes=DIR2&split=val`. Several are joined by ` + `,
+            without their labels. Or a data set, scenes, or a list of images, of pairs (image, label) or of examples.
         **options: the options of the data set's class; they override those in `spec`. Every data set has `n` and
             `seed`, or `indices` (positions or a file of them), to take a subset.
     """
+    if isinstance(spec, str) and _PLUS in spec and not Path(spec).exists():
+        spec = Joined([open_data(part) for part in spec.split(_PLUS)])
     if isinstance(spec, str | Path):
         kind, place, spec_options = _parse_spec(str(spec), isinstance(spec, Path))
         options = {**spec_options, **options}
@@ -124,10 +140,12 @@ def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> Dat
 
 def data_name(spec: str) -> str:
     """A canonical name of the data of a specification, without its subset: the same however the path is written."""
+    if _PLUS in spec and not Path(spec).exists():
+        return _PLUS.join(data_name(part) for part in spec.split(_PLUS))
     kind, place, options = _parse_spec(spec, False)
-    if kind == "scenes":
+    if kind in ("scenes", "samples"):
         seed = int(place.partition("@")[2] or 0)
-        name = f"scenes:@{seed}" if seed else "scenes"
+        name = f"{kind}:@{seed}" if seed else kind
     else:
         name = printable(f"{kind}:{Path(place).resolve()}") if place else kind
     kept = "&".join(f"{key}={value}" for key, value in sorted(options.items()) if key not in _SUBSET)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
@@ -86,6 +86,7 @@ class Case:
     others: Tensor | None = None
     ignore: Tensor | None = None
     extras: dict[str, float] = field(default_factory=dict)
+    answers: dict[Hashable, Tensor] = field(default_factory=dict)  # about image and class alone, for all their maps
 
     def __post_init__(self) -> None:
         if self.map.ndim != 2 or not self.map.numel() or not self.map.is_floating_point():

@@ -34,6 +34,7 @@ def load(
     name: str | None = None,
     *,
     checkpoint: str | Path | None = None,
+    head: str | Path | None = None,
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
     pretrained: bool | None = None,
     num_classes: int | None = None,
@@ -54,6 +55,7 @@ def load(
         name: a timm name (its tag allowed), ``hf:ORG/NAME`` or ``hf:./folder`` (Hugging Face), ``torchvision:NAME``, or
             an embedded model; None = the embedded default.
         checkpoint: a file with the weights (safetensors or torch).
+        head: a file with weights that replace those of ``checkpoint``: those of a linear probe, for example.
         labels: class names, or a file of them.
         pretrained: fetch weights; by default yes, unless ``checkpoint`` is given.
         num_classes: size of the head, where ``checkpoint`` does not determine it.
@@ -76,6 +78,7 @@ def load(
     request = LoadRequest(
         name=name or "",
         checkpoint=checkpoint,
+        head=head,
         pretrained=pretrained,
         num_classes=num_classes,
         img_size=img_size,
@@ -116,6 +119,7 @@ class LoadRequest:
 
     name: str
     checkpoint: str | Path | None
+    head: str | Path | None
     pretrained: bool | None
     num_classes: int | None
     img_size: int | tuple[int, int] | None
@@ -134,7 +138,11 @@ class LoadRequest:
         return self.checkpoint is None if self.pretrained is None else self.pretrained
 
     def state(self) -> dict[str, torch.Tensor] | None:
-        return None if self.checkpoint is None else read_state(self.checkpoint)
+        if self.checkpoint is None:
+            if self.head is not None:
+                raise VitrailError("head= replaces weights of a checkpoint: give checkpoint= too.")
+            return None
+        return read_state(self.checkpoint) | ({} if self.head is None else read_state(self.head))
 
     def classes(self, state: Mapping[str, torch.Tensor] | None) -> int | None:
         """The size of the head: as given, or as the checkpoint has it; None = the library's default."""
@@ -152,6 +160,7 @@ class LoadRequest:
         arguments = {
             "name": self._absolute_name() or None,
             "checkpoint": None if self.checkpoint is None else str(Path(self.checkpoint).resolve()),
+            "head": None if self.head is None else str(Path(self.head).resolve()),
             "pretrained": self.pretrained,
             "num_classes": self.num_classes,
             "img_size": self.img_size,
@@ -267,7 +276,7 @@ def _load_huggingface(request: LoadRequest) -> View:
         from transformers import AutoImageProcessor, AutoModelForImageClassification
     except ImportError:
         raise VitrailError('Hugging Face models need an extra: pip install "vitrail[hf]".') from None
-    if request.checkpoint is not None or request.pretrained is False:
+    if request.checkpoint is not None or request.head is not None or request.pretrained is False:
         raise VitrailError("hf: models carry their own weights; give the folder (hf:./folder), not checkpoint=.")
     name = request.name
     source = _huggingface_source(name.removeprefix("hf:"))

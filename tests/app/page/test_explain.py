@@ -19,7 +19,7 @@ import vitrail
 from vitrail.show.colours import Scale
 from vitrail.show.pixels import LIGHTENING
 
-COFFEE, CAT = (files("vitrail.app") / "samples" / f"{name}.jpg" for name in ("coffee", "cat"))
+COFFEE, CAT = (files("vitrail.data") / "samples" / f"{name}.jpg" for name in ("coffee", "cat"))
 LABEL, ESPRESSO, TABBY, EGYPTIAN = "espresso", 193, 30, 32
 PATCHES = 256
 

@@ -12,7 +12,7 @@ from tests.app.pages import PHONE, Heard, Visit, compare, explained, hold, on_pa
 
 import vitrail
 
-CAT = files("vitrail.app") / "samples" / "cat.jpg"
+CAT = files("vitrail.data") / "samples" / "cat.jpg"
 TABBY, EGYPTIAN, LAST = 30, 32, 199
 STORAGE = [17, 40]
 

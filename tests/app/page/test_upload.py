@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 from tests.app.pages import Heard, Visit, compare, explained, hold, page_state, shown_probability
 
-CAT = Image.open(str(files("vitrail.app") / "samples" / "cat.jpg")).convert("RGB").resize((300, 200))
+CAT = Image.open(str(files("vitrail.data") / "samples" / "cat.jpg")).convert("RGB").resize((300, 200))
 ORIENTATION = 0x0112
 
 # Only the photo: no map, no hatching over what the model does not see.

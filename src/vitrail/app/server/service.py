@@ -24,7 +24,7 @@ SAMPLES = (
     ("star-and-heart.png", "Star and heart", "scenes"),
     ("ring-and-hourglass.png", "Ring and hourglass", "scenes"),
 )
-SAMPLE_FOLDER = files("vitrail.app") / "samples"
+SAMPLE_FOLDER = files("vitrail.data") / "samples"
 SAMPLE_TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
 
 

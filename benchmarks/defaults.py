@@ -1,0 +1,141 @@
+"""Measures the choices of every method: each parameter with a few values is varied alone, by insertion − deletion.
+
+Examples:
+    python benchmarks/defaults.py measure --data DIR --images 40 --out RUN [--shard 1/8]
+    python benchmarks/defaults.py table --data DIR --images 40 --out RUN > docs/results/defaults.csv
+`DIR` is the folder of `vitrail bench leaderboard --data DIR`. `measure` resumes. The table has a line per choice: its
+mean minus that of the default on each pair, paired by image, with the 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+
+from vitrail.bench.run import load_model, run
+from vitrail.bench.shard import Shard
+from vitrail.bench.store import Store
+from vitrail.bench.suite import open_suite
+from vitrail.calls import join_call
+from vitrail.methods.registry import ALIASES, METHODS, get_method
+from vitrail.metrics.statistics import interval
+
+METRIC = "insertion_minus_deletion(steps=56)"
+PAIRS = ("photographs", "pets", "imagenette", "scenes", "photo")
+SKIPPED = {"precision", "source"}  # how it is computed, and a paper's control
+BUDGET = {"rise": {"masks": 1000}, "kernel_shap": {"samples": 500}, "lime": {"samples": 500}, "tis": {"masks": 512}}
+NUMBERS: dict[str, tuple[Any, ...]] = {"start_layer": (1, 4), "ratio": (0.1, 0.25), "delta": (0.05, 0.2), "cells": (7,)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["measure", "table", "list"])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--images", type=int, default=40)
+    parser.add_argument("--pairs", default=",".join(PAIRS))
+    parser.add_argument("--out", type=Path, default=Path("vitrail-defaults"))
+    parser.add_argument("--shard")
+    options = parser.parse_args()
+    if options.step == "list":
+        print("\n".join(call for calls in variants().values() for call in calls))
+    elif options.step == "measure":
+        measure(options)
+    else:
+        table(options)
+
+
+def variants() -> dict[str, list[str]]:
+    """The calls of each method: the default first, then with one parameter changed."""
+    names = [*METHODS.entries(), *dict.fromkeys(name for name in ALIASES.values() if "." in name), "decompx.skipplus",
+             "full_grad_plus.skipplus"]  # fmt: skip
+    calls = {}
+    for name in dict.fromkeys(names):
+        budget = BUDGET.get(name, {})
+        calls[name] = [join_call(name, budget), *(join_call(name, {**budget, **choice}) for choice in choices(name))]
+    return calls
+
+
+def choices(name: str) -> Iterator[dict[str, Any]]:
+    factory = get_method(name)
+    types, defaults = factory.parameter_types(), factory.parameters()
+    for parameter, default in defaults.items():
+        if parameter in SKIPPED:
+            continue
+        for value in [*values_of(types.get(parameter)), *NUMBERS.get(parameter, ())]:
+            if value != default and not (value == "head" and default is None):
+                yield {parameter: value}
+
+
+def values_of(kind: Any) -> list[Any]:
+    """The values of a parameter that has few."""
+    if kind is bool:
+        return [True, False]
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [value for part in get_args(kind) if get_origin(part) is Literal for value in get_args(part)]
+
+
+def measure(options: argparse.Namespace) -> None:
+    warnings.simplefilter("ignore")
+    calls = [call for group in variants().values() for call in group]
+    for pair in open_suite("leaderboard", options.data, calls).pairs:
+        if pair.name in options.pairs.split(","):
+            plan = replace(pair.plan, metrics=[METRIC], images=options.images, cheap_only=(), limits={})
+            outcome = run(
+                plan,
+                options.out / pair.name,
+                load=load_model,
+                shard=None if options.shard is None else Shard.parse(options.shard),
+            )
+            print(pair.name, f"{outcome.rows} rows in {outcome.seconds:.0f} s,", outcome.first_error, flush=True)
+
+
+def table(options: argparse.Namespace) -> None:
+    pairs = [name for name in options.pairs.split(",") if (options.out / name).is_dir()]
+    values = {name: by_call(Store(options.out / name)) for name in pairs}
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["method", "choice", *(f"{name}{part}" for name in pairs for part in ("", " low", " high"))])
+    for default, *others in variants().values():
+        means = [values[name].get(default) for name in pairs]
+        writer.writerow([default, "default", *(cell for mean in means for cell in absolute(mean))])
+        for call in others:
+            cells = [cell for name in pairs for cell in paired(values[name].get(call), values[name].get(default))]
+            writer.writerow([default, call, *cells])
+
+
+def by_call(store: Store) -> dict[str, dict[str, float]]:
+    """Call → image → value."""
+    rows = store.rows(["image", "params", "value"])
+    values: dict[str, dict[str, float]] = {}
+    for row in rows[rows["error"].isna()].itertuples():
+        values.setdefault(join_call(row.method, json.loads(row.params)), {})[row.image] = row.value
+    return values
+
+
+def absolute(values: dict[str, float] | None) -> list[str]:
+    return ["", "", ""] if not values else [f"{number:.3f}" for number in mean_and_interval(list(values.values()))]
+
+
+def paired(values: dict[str, float] | None, others: dict[str, float] | None) -> list[str]:
+    if not values or not others:
+        return ["", "", ""]
+    differences = [values[image] - others[image] for image in values if image in others]
+    return [f"{number:+.3f}" for number in mean_and_interval(differences)]
+
+
+def mean_and_interval(numbers: list[float]) -> tuple[float, float, float]:
+    array = np.array(numbers)
+    return float(array.mean()), *interval(array)
+
+
+if __name__ == "__main__":
+    main()

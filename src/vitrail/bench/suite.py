@@ -1,0 +1,105 @@
+"""Suites: plans that come with vitrail, several pairs of a model and images measured alike, each a run of its own."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from vitrail.bench.plan import ModelSpec, Plan
+from vitrail.calls import join_call, split_call
+from vitrail.errors import VitrailError
+from vitrail.methods.registry import ALIASES, METHODS, get_method
+
+FOLDER = "{folder}"  # in a suite: the folder that the user names
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model and the images that its explanations are measured on."""
+
+    name: str
+    title: str
+    about: str  # a sentence about both
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The pairs that can be measured here, and why others cannot."""
+
+    name: str
+    pairs: Sequence[Pair]
+    missing: Mapping[str, str]
+    reference: Sequence[str]  # methods to compare others with
+
+
+def open_suite(name: str, folder: Path | None = None, methods: Iterable[str] = ()) -> Suite:
+    """A suite by name.
+
+    Args:
+        name: of a TOML file in this package.
+        folder: a folder with data and weights that do not come with vitrail; None = only what comes with it.
+        methods: the methods to measure; empty = all, in the variants of ``every_method``.
+    """
+    content = tomllib.loads((files("vitrail.bench") / f"{name}.toml").read_text(encoding="utf-8"))
+    if folder is not None and not folder.is_dir():
+        raise VitrailError(f"--data '{folder}' is not a folder: {name} expects the folder with its data and models.")
+    calls = list(methods) or every_method(content["parameters"])
+    pairs: list[Pair] = []
+    missing: dict[str, str] = {}
+    for entry in content["pairs"]:
+        files_missing = [path for path in _paths(entry) if folder is None or not _placed(path, folder).exists()]
+        if files_missing:
+            missing[entry["name"]] = f"no {_placed(files_missing[0], folder or Path('DIR'))}"
+        else:
+            pairs.append(_pair(entry, content, calls, folder))
+    return Suite(name, pairs, missing, content["reference"])
+
+
+def every_method(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The calls of every method: bare and SkipPLUS, the sums over layers that have names of their own, and each of
+    them under the rule ``frozen`` where it knows rules.
+    """
+    names = [*METHODS.entries(), *(name for name in dict.fromkeys(ALIASES.values()) if "." in name)]
+    names += [f"{name}.skipplus" for name, made in METHODS.entries().items() if "skipplus" in getattr(made, "aggregations", ())]
+    calls = []
+    for name in names:
+        calls.append(join_call(name, parameters.get(name, {})))
+        if "rule" in get_method(name).parameters():
+            calls.append(join_call(name, {"rule": "frozen"}))
+    return calls
+
+
+def _paths(entry: Mapping[str, Any]) -> list[str]:
+    """The files and folders that a pair needs."""
+    texts = [*entry["data"].split(" + "), *(value for value in entry["model"].values() if isinstance(value, str))]
+    return [FOLDER + text.split(FOLDER, 1)[1] for text in texts if FOLDER in text]
+
+
+def _placed(path: str, folder: Path) -> Path:
+    return Path(path.replace(FOLDER, str(folder)))
+
+
+def _pair(entry: Mapping[str, Any], content: Mapping[str, Any], methods: Sequence[str], folder: Path | None) -> Pair:
+    def placed(value: Any) -> Any:
+        return value.replace(FOLDER, str(folder)) if isinstance(value, str) else value
+
+    model = {name: placed(value) for name, value in entry["model"].items()}
+    metrics = [call for group in entry["metrics"] for call in content["metrics"][group]]
+    names = {split_call(call)[0] for call in metrics}
+    plan = Plan(
+        models=[ModelSpec(model.pop("name"), model)],
+        data=placed(entry["data"]),
+        methods=methods,
+        metrics=metrics,
+        images=entry.get("images"),
+        target=entry.get("target"),
+        cheap_only=[name for name in content["cheap_only"] if name in names],
+        limits={name: count for name, count in content["limits"].items() if name in names},
+        maps=False,
+    )
+    return Pair(entry["name"], entry["title"], entry["about"], plan)
