@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from vitrail.bench.store import Store
 from vitrail.cli.program import app
-from vitrail.report.html import _environment
 from vitrail.report.report import report
+from vitrail.report.templates import environment
 from vitrail.show.colours import Scale
 
 DESKTOP, PHONE = (1280, 900), (390, 844)
@@ -345,7 +345,7 @@ def test_a_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_json_cannot_leave_its_element() -> None:
-    template = _environment().from_string("{{ data | tojson }}")
+    template = environment().from_string("{{ data | tojson }}")
     text = template.render(data={"</script>": ["<!--", "a & b", "\u2028", "é"]})
     assert not set("<>&\u2028é") & set(text)
     with pytest.raises(ValueError, match="JSON"):
