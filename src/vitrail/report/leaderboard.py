@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +127,13 @@ def merge_tables(shipped: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
     if len(tables) < 2:
         return (tables or [shipped])[0].reset_index(drop=True)
     return pd.concat(tables).drop_duplicates(KEY, keep="last").reset_index(drop=True)
+
+
+def strip_name(method: str) -> str:
+    """The file name of a method's picture in a gallery: letters that are safe in URLs, distinct for distinct calls."""
+    safe = re.sub(r"[^a-z0-9_.]+", "-", method.lower()).strip("-.")
+    digest = hashlib.sha256(method.encode()).hexdigest()[:6]
+    return f"{safe}.webp" if safe == method else f"{safe}-{digest}.webp"
 
 
 def page(
