@@ -131,7 +131,7 @@ function drawPlot() {
   part("plot").replaceChildren(svg, tip);
   makeReadable(svg, tip, points, width, height);
   const missing = data.methods.length - points.length;
-  part("plot-note").textContent = missing ? `Not shown: ${missing} methods without a measured cost or score.` : "";
+  part("plot-note").textContent = missing ? `Not shown: ${missing} ${missing === 1 ? "method" : "methods"} without a measured cost or score.` : "";
   filter();
 }
 
