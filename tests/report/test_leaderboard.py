@@ -412,7 +412,7 @@ def test_the_plot_is_read_by_pointer_and_keyboard(table: pd.DataFrame, tmp_path:
         ".vlb-point:has(.vlb-front)", "nodes => nodes.map((node) => node.dataset.method)")}  # fmt: skip
     assert {list(QUALITY)[number] for number in front} == {"grad_cam", REFERENCE, "rise"}
     board.hover(".vlb-point >> nth=-1")
-    assert "rise\nscore" in board.inner_text(".vlb-tip")
+    assert re.fullmatch(r"rise\nscore \d\.\d\d, 1,000 forward passes", board.inner_text(".vlb-tip"))
     board.focus(".vlb-point[tabindex='0']")
     assert "random" in board.inner_text(".vlb-tip")
     board.keyboard.press("ArrowRight")

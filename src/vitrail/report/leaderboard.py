@@ -153,12 +153,7 @@ def page(
         highlighted: methods to be marked as the reader's.
         gallery: relative URLs of the methods' pictures; None omits the section.
     """
-    script, style = joined_scripts(SCRIPTS), page_file("leaderboard.css")
-    images = "'self' file: data:" if gallery else "data:"
-    content = _content(table, pairs, costs, highlighted, gallery)
-    return environment().get_template("leaderboard.html").render(
-        content, whole=True, policy=policy(script, style, images), style=Markup(style), script=Markup(script)
-    )  # fmt: skip
+    return _rendered(_content(table, pairs, costs, highlighted, gallery), whole=True)
 
 
 def fragment(
@@ -169,11 +164,7 @@ def fragment(
     gallery: Mapping[str, str] | None = None,
 ) -> str:
     """The content of ``page`` as one element, for another page: its styles apply to nothing else."""
-    script, style = joined_scripts(SCRIPTS), page_file("leaderboard.css")
-    content = _content(table, pairs, costs, highlighted, gallery)
-    return environment().get_template("leaderboard.html").render(
-        content, whole=False, style=Markup(style), script=Markup(script)
-    )  # fmt: skip
+    return _rendered(_content(table, pairs, costs, highlighted, gallery), whole=False)
 
 
 @dataclass(frozen=True)
@@ -224,8 +215,6 @@ def _content(
     order = np.argsort(-np.nan_to_num(numbers.scores.mean, nan=-np.inf), kind="stable")
     agreement = numbers.agreement()
     return {
-        "headline": HEADLINE,
-        "control": CONTROL,
         "reference": REFERENCE,
         "cheap": f"{CHEAP:g}",
         "pairs": columns,
@@ -244,6 +233,14 @@ def _content(
         "data": _data(board, columns, metric, decimals, highlighted),
         "version": __version__,
     }  # fmt: skip
+
+
+def _rendered(content: Mapping[str, Any], whole: bool) -> str:
+    """The template with its content, style and script; ``whole`` makes it a file of its own."""
+    script, style = joined_scripts(SCRIPTS), page_file("leaderboard.css")
+    allowed = policy(script, style, "'self' file: data:" if content["gallery"] else "data:")
+    template = environment().get_template("leaderboard.html")
+    return template.render(content, whole=whole, policy=allowed, style=Markup(style), script=Markup(script))
 
 
 def _board(numbers: Standings, costs: pd.DataFrame) -> _Board:

@@ -128,7 +128,8 @@ class Standings:
     def difference(self, method: int, other: int) -> Gap:
         """How far the score of a method is above that of another, over the pairs that both have.
 
-        Exact where one of them is the reference; else their gaps to it are taken as independent, which is cautious.
+        Exact where one of them is the reference; else their gaps to it are taken as independent, which is
+        cautious: both vary with it.
         """
         pairs, sides = self._common(method, other), [method, other]
         known = not np.isnan(self._headline(self.gap)[pairs][:, sides]).any()

@@ -38,6 +38,11 @@ function formatted(value, decimals) {
   return Number(text) ? text.replaceAll("-", "−") : text.replace("-", "");
 }
 
+function passes(cost) {
+  const number = cost < 10 ? cost.toFixed(1) : Number(cost.toPrecision(2)).toLocaleString("en");
+  return `${number} forward passes`;
+}
+
 // Sorting
 
 function sortBy(head) {
@@ -98,9 +103,9 @@ function fillCell(cell, column, method, decimals) {
 
 function matches(method) {
   const text = `${method.name} ${method.family}`.toLowerCase();
-  const named = state.words.length === 0 || state.words.some((word) => text.includes(word));
+  const wanted = state.words.length === 0 || state.words.some((word) => text.includes(word));
   const affordable = method.yours || (method.cost !== null && method.cost <= data.cheap);
-  return named && (!state.cheap || affordable);
+  return wanted && (!state.cheap || affordable);
 }
 
 function filter() {
@@ -204,12 +209,12 @@ function drawnPoint({ method, number, left, top }, isFront) {
 
 // Labels of the front and of the reader's methods, each where it covers no other label, no named point and no line.
 function labels(points, front, width, height) {
-  const named = points.filter((point) => point.method.yours || front.includes(point));
-  const boxes = [...named.map(({ left, top }) => [left - 6, top - 6, left + 6, top + 6]), ...lineBoxes(front, width)];
+  const labelled = points.filter((point) => point.method.yours || front.includes(point));
+  const boxes = [...labelled.map(({ left, top }) => [left - 6, top - 6, left + 6, top + 6]), ...lineBoxes(front, width)];
   const crosses = (box) => boxes.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
   const inside = (box) => box[0] >= MARGIN.left && box[2] <= width && box[1] >= 0 && box[3] <= height - MARGIN.bottom;
   // The best come first: their names matter most.
-  return named.sort((a, b) => b.method.yours - a.method.yours || b.value - a.value).flatMap(({ method, left, top }) => {
+  return labelled.sort((a, b) => b.method.yours - a.method.yours || b.value - a.value).flatMap(({ method, left, top }) => {
     const text = method.name.length > 36 ? `${method.name.slice(0, 35)}…` : method.name;
     const long = 6.6 * text.length;
     const columns = [left + 9, left - 9 - long, left - long / 2];
@@ -237,7 +242,7 @@ function makeReadable(svg, tip, points, width, height) {
   const show = (place) => {
     const { method, value, left, top } = points[place];
     const word = state.pair === null ? "score" : "share";
-    const facts = `${word} ${formatted(value, 2)}, ${method.cost.toLocaleString("en")} forward passes`;
+    const facts = `${word} ${formatted(value, 2)}, ${passes(method.cost)}`;
     tip.replaceChildren(element("b", {}, method.name), method.ignoresClass ? `${facts}; ignores the class` : facts);
     tip.hidden = false;
     Object.assign(tip.style, left < width / 2
@@ -247,7 +252,7 @@ function makeReadable(svg, tip, points, width, height) {
   };
   nodes.forEach((node, place) => {
     const { method, value } = points[place];
-    node.setAttribute("aria-label", `${method.name}: ${formatted(value, 2)} for ${method.cost} forward passes`);
+    node.setAttribute("aria-label", `${method.name}: ${formatted(value, 2)} for ${passes(method.cost)}`);
     node.addEventListener("pointerenter", () => show(place));
     node.addEventListener("pointerleave", () => { tip.hidden = true; });
     node.addEventListener("focus", () => show(place));
