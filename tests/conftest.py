@@ -18,7 +18,7 @@ from vitrail.models.wrapping import wrap
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
-pytest_plugins = ["tests.browser", "tests.app.servers", "tests.app.pages"]
+pytest_plugins = ["tests.browser", "tests.app.servers", "tests.app.pages", "tests.report.opening"]
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,11 @@ def split_call(text: str) -> tuple[str, dict[str, Any]]:
     return match[1], parse_parameters(split_list(match[2] or ""), text)
 
 
+def call_name(text: str) -> str:
+    """The name in a call, also where the rest cannot be parsed."""
+    return text.partition("(")[0].strip()
+
+
 def parse_parameters(assignments: Sequence[str], text: str | None = None) -> dict[str, Any]:
     """``["masks=256", "cluster=False"]`` → ``{"masks": 256, "cluster": False}``; ``text`` is where they stand."""
     params: dict[str, Any] = {}

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.report.opening import DESKTOP, PHONE, Open
 from tests.report.run_folders import Made
 from typer.testing import CliRunner
 
 from vitrail.bench.store import Store
 from vitrail.cli.program import app
-from vitrail.report.html import _environment
 from vitrail.report.report import report
+from vitrail.report.templates import environment
 from vitrail.show.colours import Scale
 
-DESKTOP, PHONE = (1280, 900), (390, 844)
 EVIL = [
     "</script><script>window.pwned = 1</script>",
     '"><img src=x onerror="window.pwned = 2">',
@@ -27,40 +26,6 @@ EVIL = [
     "<!--<script>",
     "\u202etxt.exe",
 ]
-
-
-Open = Callable[..., Any]
-
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Open]:
-    """Opens a file; whatever the page says to the console or wants from a network fails the test."""
-    said: list[str] = []
-    contexts = []
-
-    def opened(path: Path, size: tuple[int, int] = DESKTOP, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
-        contexts.append(context)
-        page = context.new_page()
-
-        def watch(route: Any) -> None:
-            if route.request.url == path.as_uri():
-                route.continue_()
-            else:
-                said.append(f"wanted {route.request.url[:100]}")
-                route.abort()
-
-        page.route(lambda url: not url.startswith("data:"), watch)
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
-        page.goto(path.as_uri())
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert said == []
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +310,7 @@ def test_a_file_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_json_cannot_leave_its_element() -> None:
-    template = _environment().from_string("{{ data | tojson }}")
+    template = environment().from_string("{{ data | tojson }}")
     text = template.render(data={"</script>": ["<!--", "a & b", "\u2028", "é"]})
     assert not set("<>&\u2028é") & set(text)
     with pytest.raises(ValueError, match="JSON"):

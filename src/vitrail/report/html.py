@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from vitrail.report.figures import curve_axis
 from vitrail.report.gallery import colour_tables, galleries
 from vitrail.report.statistics import Cell
 from vitrail.report.summary import BOLD, UNDERLINED, Cells, Summary, format_number, mean_curve
 from vitrail.report.tables import AGREEMENT, about_settings, error_count, error_lines, merged_agreement, seconds
+from vitrail.report.templates import environment, joined_scripts, page_file, policy
 from vitrail.version import __version__
 
-SCRIPTS = ("tools.js", "filters.js", "table.js", "curves.js", "gallery.js", "start.js")
+SCRIPTS = ("dom.js", "tools.js", "filters.js", "table.js", "curves.js", "gallery.js", "start.js")
 LISTED_ERRORS = 200
 DIRECTIONS = {1: "higher is better", -1: "lower is better"}
 
@@ -30,14 +25,13 @@ DIRECTIONS = {1: "higher is better", -1: "lower is better"}
 def page(summary: Summary) -> str:
     """The content of the file."""
     results = summary.results
-    script = '(() => {\n"use strict";\n' + "".join(_file(name) for name in SCRIPTS) + "})();"
-    style = _file("report.css")
+    script, style = joined_scripts(SCRIPTS), page_file("report.css")
     agreements = zip(results.settings, summary.agreement, strict=True)
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
-            policy=_policy(script, style),
+            policy=policy(script, style),
             style=Markup(style),
             script=Markup(script),
             data=_data(summary),
@@ -68,47 +62,6 @@ def page(summary: Summary) -> str:
             version=__version__,
         )
     )
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    """Values are escaped, and never parsed as templates themselves."""
-    environment = Environment(
-        loader=PackageLoader("vitrail.report", "page"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: _printable(value) if type(value) is str else value,
-    )
-    environment.filters["breakable"] = _breakable
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    return environment
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _breakable(text: str) -> Markup:
-    """A name that may break after punctuation, isolated from the direction of the surrounding text."""
-    parts = re.split(r"(?<=[_.(,/])(?=\S)", text)
-    return Markup("<bdi>{}</bdi>").format(Markup("<wbr>").join(escape(_printable(part)) for part in parts))
-
-
-def _policy(script: str, style: str) -> str:
-    """Allows this script and style only, and no requests."""
-    script_hash, style_hash = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)
-    )
-    return (
-        f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _file(name: str) -> str:
-    return (files("vitrail.report") / "page" / name).read_text(encoding="utf-8")
 
 
 def _data(summary: Summary) -> dict[str, Any]:

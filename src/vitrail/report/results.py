@@ -14,7 +14,7 @@ import numpy as np
 from vitrail.bench.plan import Plan
 from vitrail.bench.run import row_key, work_of
 from vitrail.bench.store import Store
-from vitrail.calls import join_call, split_call
+from vitrail.calls import call_name, join_call, split_call
 from vitrail.errors import VitrailError
 from vitrail.methods.base import MethodFactory
 from vitrail.metrics.base import Metric
@@ -241,15 +241,15 @@ class _Run:
         """A column, marked as stale where the plan does not have it; one that is not registered is known by name."""
         if self.plan is None or column in planned:
             return column
-        names = [_name(item.call) for item in planned if item.metric is None]
-        return column if column.metric is None and _name(column.call) in names else replace(column, stale=True)
+        names = [call_name(item.call) for item in planned if item.metric is None]
+        return column if column.metric is None and call_name(column.call) in names else replace(column, stale=True)
 
     def _unplanned(self, calls: Mapping[tuple[str, str], str]) -> list[str]:
         """The calls of methods that the plan does not have; one that is not registered is known by name."""
         if self.plan is None:
             return []
         planned = {normal_call(call) for call in self.plan.methods}
-        names = {_name(call) for call in planned}
+        names = {call_name(call) for call in planned}
         return [
             call
             for (method, _), call in calls.items()
@@ -356,10 +356,6 @@ def _parameters(text: str) -> dict[str, Any]:
         return dict(json.loads(text or "{}"))
     except ValueError:
         return {"params": text}
-
-
-def _name(call: str) -> str:
-    return call.partition("(")[0].strip()
 
 
 def _factory(method: str) -> MethodFactory | None:

@@ -62,6 +62,18 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Gap:
+    """The difference of a method to a reference on the images that both have, with its 95 % interval.
+
+    NaN with fewer than ``FEWEST_PAIRS`` common images.
+    """
+
+    mean: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+
+
+@dataclass(frozen=True)
 class Sample:
     """The values of a metric: (images, methods), NaN where it does not apply.
 
@@ -110,6 +122,24 @@ def compare(sample: Sample, better: int, resamples: int = RESAMPLES, seed: int =
     ]  # fmt: skip
     separated = any(cell.p < LEVEL for cell in cells)
     return [replace(cell, leads=separated and (cell.best or cell.tied)) for cell in cells]
+
+
+def gaps(sample: Sample, reference: int, resamples: int = RESAMPLES, seed: int = 0) -> list[Gap]:
+    """Each method against a reference method, by a paired bootstrap over common images."""
+    known = ~np.isnan(sample.values)
+    common = known & known[:, [reference]]
+    results = [Gap()] * known.shape[1]
+    for methods in _with_same_images(common):
+        images = common[:, methods[0]]
+        members = [reference, *methods]
+        if images.sum() < FEWEST_PAIRS or not np.isfinite(sample.values[images][:, members]).all():
+            continue
+        draws = sample.draws(members, images, resamples, seed)
+        lows, highs = np.percentile(draws[:, 1:] - draws[:, :1], PERCENTILES, axis=0)
+        base = sample.estimate(reference, images)
+        for method, low, high in zip(methods, lows, highs, strict=True):
+            results[method] = Gap(sample.estimate(method, images) - base, float(low), float(high))
+    return results
 
 
 def levels(values: Floats) -> Floats:

@@ -137,7 +137,7 @@ class Summary:
 def summarise_results(results: Results, with_classes: bool = True) -> Summary:
     """All numbers of a report."""
     cells = [_cells(results, setting) for setting in results.settings]
-    decimals = [_decimals([row[k].mean for rows in cells for row in rows]) for k in range(len(results.metrics))]
+    decimals = [decimals_for([row[k].mean for rows in cells for row in rows]) for k in range(len(results.metrics))]
     better = [column.better for column in results.metrics]
     agreement = [_agreement(setting, rows, better) for setting, rows in zip(results.settings, cells, strict=True)]
     summary = Summary(results, cells, decimals, agreement)
@@ -209,7 +209,7 @@ def _class_cells(results: Results, name: str) -> Cells:
     return [_cells(results, setting, mask) for setting, mask in zip(results.settings, masks, strict=True)]
 
 
-def _decimals(means: Sequence[float]) -> int | None:
+def decimals_for(means: Sequence[float]) -> int | None:
     """Enough for three significant digits of the largest mean; None = scientific."""
     largest = max((abs(mean) for mean in means if math.isfinite(mean)), default=0.0)
     if 0 < largest < 0.01:

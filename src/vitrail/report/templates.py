@@ -1,0 +1,61 @@
+"""Standalone HTML pages: templates whose values are escaped, files inlined, and a policy against requests."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """Values are escaped, and never parsed as templates themselves."""
+    environment = Environment(
+        loader=PackageLoader("vitrail.report", "page"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    environment.filters["breakable"] = breakable
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment
+
+
+def printable(text: str) -> str:
+    """Text without control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def breakable(text: str) -> Markup:
+    """A name that may break after punctuation, isolated from the direction of the surrounding text."""
+    parts = re.split(r"(?<=[_.(,/])(?=\S)", text)
+    return Markup("<bdi>{}</bdi>").format(Markup("<wbr>").join(escape(printable(part)) for part in parts))
+
+
+def joined_scripts(names: Sequence[str]) -> str:
+    """Script files as one function: they share their names with each other and with nothing else."""
+    return '(() => {\n"use strict";\n' + "".join(page_file(name) for name in names) + "})();"
+
+
+def page_file(name: str) -> str:
+    """The text of a file of the page."""
+    return (files("vitrail.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def policy(script: str, style: str, images: str = "data:") -> str:
+    """Allows this script and style and these images only, and no other requests."""
+    script_hash, style_hash = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)
+    )
+    return (
+        f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; img-src {images}; "
+        "base-uri 'none'; form-action 'none'"
+    )
