@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import threading
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from tests.bench.plans import COLUMNS
+from torch import Tensor
 from typer.testing import CliRunner
 
 from vitrail import VitrailError
@@ -24,8 +28,10 @@ from vitrail.calls import split_call
 from vitrail.cli.board import board_of
 from vitrail.cli.program import app
 from vitrail.data import open_data
+from vitrail.engine.requests import Asking
 from vitrail.methods.registry import ALIASES, METHODS, build_method, get_method
-from vitrail.metrics.base import METRICS, build_metric
+from vitrail.metrics import agreement
+from vitrail.metrics.base import METRICS, Case, build_metric
 from vitrail.models.loading import load
 
 PLAN = Plan([ModelSpec("scenes")], "scenes:4@3", ["gen_att", "random"], ["sparseness", "saco(groups=3)"],
@@ -120,6 +126,33 @@ def test_a_metric_with_a_limit_is_measured_on_the_first_images(tmp_path: Path) -
     assert outcome.rows == len(rows) == 2 * (len(ids) + 2)
     assert board_of(PLAN, Store(tmp_path), ids).complete
     assert run(PLAN, tmp_path).rows == 0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_does_not_depend_on_maps_is_asked_once_per_image(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    falls = agreement._falls
+
+    def counted(case: Case, absent: Tensor, space: Any, output: str, name: str) -> Asking[Tensor]:
+        asked.append(name)
+        return (yield from falls(case, absent, space, output, name))
+
+    metrics = ["idsds", "faithfulness_correlation(runs=8)", "faithfulness_correlation(runs=8, seed=1)"]
+    plan = replace(PLAN, methods=["gen_att", "random"], metrics=metrics, limits={}, deterministic=deterministic)
+    alone = {}
+    for method in plan.methods:
+        run(replace(plan, methods=[method]), tmp_path / method)
+        rows = Store(tmp_path / method).rows()
+        alone |= dict(zip(rows["key"], rows["value"], strict=True))
+    monkeypatch.setattr(agreement, "_falls", counted)
+    run(plan, tmp_path / "both")
+    images = len(open_data(plan.data).ids)
+    assert Counter(asked)["idsds"] == images * (2 if deterministic else 1)
+    assert Counter(asked)["faithfulness_correlation"] == 2 * Counter(asked)["idsds"]
+    rows = Store(tmp_path / "both").rows()
+    assert dict(zip(rows["key"], rows["value"], strict=True)) == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
 def test_a_limit_must_be_a_number_of_images() -> None:
