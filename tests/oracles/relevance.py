@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from tests.families import Family
 from tests.oracles.attention import readout
 from tests.oracles.gradients import ixg
-from tests.oracles.network import Recorded, Rules, head_rows, last_attention, run
+from tests.oracles.network import FROZEN as NETWORK_FROZEN
+from tests.oracles.network import (
+    PLAIN,
+    Recorded,
+    Rules,
+    Tape,
+    forward,
+    head_rows,
+    last_attention,
+    run,
+    scalar,
+)
+from tests.oracles.recipe import describe
 from torch import Tensor, nn
 
 CONSERVATIVE = Rules("detached", freeze_norms=True)  # activations and gated products keep their ordinary gradient
@@ -58,6 +72,28 @@ def gen_att_layer(
     """ρᵀĀ_l; layer L is an attention pool's own row."""
     recorded = run(family, module, images, target, frozen=frozen, output=output)
     return head_rows(readout(family, module, images), gradient_weighted(recorded, layer)[:, None])[:, 0]
+
+
+def legrad(
+    family: Family,
+    module: nn.Module,
+    images: Tensor,
+    target: Tensor,
+    *,
+    start: int = 0,
+    frozen: bool = False,
+    output: str = "logit",
+) -> Tensor:
+    """Σ_l mean over heads and queries of ReLU(∂s_l/∂A_l), s_l the score of the network that ends after block l."""
+    recipe = describe(family, module, images)
+    total = torch.zeros_like(recipe.tokens[..., 0])
+    for l in range(start, len(recipe.blocks)):
+        tape = Tape()
+        ended = replace(recipe, blocks=recipe.blocks[: l + 1])
+        logits = forward(ended, recipe.tokens.detach().requires_grad_(), NETWORK_FROZEN if frozen else PLAIN, tape)
+        (G,) = torch.autograd.grad(scalar(logits, target, output).sum(), tape.kept["A"][l])
+        total = total + G.clamp(min=0).mean(dim=(1, 2))
+    return total
 
 
 def attn_cam(

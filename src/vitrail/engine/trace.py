@@ -32,6 +32,7 @@ class TraceSpec:
     rule: Any = "plain"
     output: str = "logit"
     precise: bool = False  # in double precision, for sums that all but cancel; not on devices that have none
+    every_layer: bool = False  # the head reads the stream after every block, and no gradient leaves its block
 
     @classmethod
     def of(
@@ -54,7 +55,7 @@ class TraceSpec:
     @property
     def kind(self) -> Hashable:
         """Specifications of one kind can be one trace."""
-        return self.rule, self.output, self.precise
+        return self.rule, self.output, self.precise, self.every_layer
 
     def united(self, other: TraceSpec) -> TraceSpec:
         """One that keeps what both keep."""
@@ -164,7 +165,9 @@ def make_trace(view: View, parts: Architecture | None, images: Tensor, target: T
             x = Walk(parts).embed(images)
         logits = Walk(parts, rule, recorder).encode(x)
         y = target.score(view, logits, spec.output)
-        return replace(recorder.finish(logits.detach(), y), parts=parts)
+        early = [Walk(parts, rule).head(x, parts.head, len(parts.blocks)) for x in recorder.early]
+        objective = y + sum(target.score(view, logits, spec.output) for logits in early)
+        return replace(recorder.finish(logits.detach(), y, objective), parts=parts)
 
 
 def join_traces(traces: Sequence[Trace]) -> Trace:
@@ -209,11 +212,15 @@ class _Recorder(ReadoutRecorder):
         backward = [layer for name, layer in spec.keep if name in GRADIENTS or name == "bias"]
         self.cut = min(backward, default=None)
         self.tapped_from = min((layer for name, layer in spec.keep if name == "bias"), default=None)
+        self.early: list[Tensor] = []  # the stream before the last block, where the head reads every layer
         self.seen: dict[str, dict[int, Tensor]] = {name: {} for name in self.wanted}
         self.taps: list[tuple[int, Tensor]] = []
 
     def see(self, name: str, layer: int, x: Tensor) -> Tensor:
         super().see(name, layer, x)
+        if name == "x" and self.spec.every_layer and self.cut is not None and self.cut < layer < self.depth:
+            self.early.append(x)
+            x = x.detach().requires_grad_()
         if name == "x" and layer == self.cut:
             x = x.detach().requires_grad_()
         if name in self.wanted and (layer in self.wanted[name] or (name in ("A", "v") and layer == self.depth)):
@@ -230,7 +237,8 @@ class _Recorder(ReadoutRecorder):
     def wants(self, name: str, layer: int) -> bool:
         return super().wants(name, layer) or layer in self.wanted.get(name, ())
 
-    def finish(self, logits: Tensor, y: Tensor) -> Trace:
+    def finish(self, logits: Tensor, y: Tensor, objective: Tensor) -> Trace:
+        """The trace, with the gradients of the objective."""
         assert self.readout is not None
         names = self.spec.names
         kept = {name: {l: t.detach() for l, t in self.seen[name].items()} for name in names & VALUES}
@@ -239,7 +247,7 @@ class _Recorder(ReadoutRecorder):
         pooled: Tensor | None = None
         if self.spec.backward:
             sources = [t for _, _, t in asked] + [t for _, t in self.taps]
-            grads = torch.autograd.grad(y.sum(), sources, allow_unused=True)
+            grads = torch.autograd.grad(objective.sum(), sources, allow_unused=True)
             gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, grads, strict=True)]
             for (name, layer, _), grad in zip(asked, gradients, strict=False):
                 kept.setdefault(name, {})[layer] = grad

@@ -76,6 +76,33 @@ class GenAtt(OwnRollout):
         return (trace["A"][layer] * trace["G"][layer]).clamp(min=0).mean(1)
 
 
+@method("legrad", family="relevance", signed=False, cost=(1, 1), paper="Bousselham et al. 2025 (LeGrad)")
+@dataclass(kw_only=True)
+class LeGrad(Layerwise):
+    """Positive gradients of attention, each layer's for the score that the head reads off it; the sum over layers.
+
+    No gradient goes through later layers: they show what forms the class in a layer itself.
+    """
+
+    start_layer: int = 0
+    rule: Rule = "plain"
+    output: Output = "logit"
+
+    keep: ClassVar[frozenset[str]] = frozenset({"G"})
+    aggregations: ClassVar[tuple[str, ...]] = ("skipplus",)
+    no_aggregation: ClassVar[str] = "it is a sum over layers already"
+
+    def specs(self, layers: Iterable[int]) -> Sequence[TraceSpec]:
+        return [replace(spec, every_layer=True) for spec in super().specs(layers)]
+
+    def layers(self) -> range:
+        return range(self.start_layer, self.model.num_layers)
+
+    def scores(self, trace: Trace, layer: int) -> Tensor:
+        """(B, n): the mean over heads and queries of ReLU(∂s_l/∂A_l)."""
+        return trace["G"][layer].clamp(min=0).mean((1, 2))
+
+
 @dataclass(kw_only=True)
 class Relevance(TokenMethod):
     """Chefer's LRP: not defined for rotary positions, score bias, gated MLPs and attention pools."""
