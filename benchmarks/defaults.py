@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
     calls = [call for group in variants().values() for call in group]
     for pair in open_suite("leaderboard", options.data, calls).pairs:
-        if pair.name in options.pairs.split(","):
+        if pair.plan is not None and pair.name in options.pairs.split(","):
             plan = replace(pair.plan, metrics=[METRIC], images=options.images, cheap_only=(), limits={})
             outcome = run(
                 plan,

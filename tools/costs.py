@@ -1,76 +1,62 @@
-"""Measures the cost of the methods in `docs/results`: `python tools/costs.py` writes `docs/costs.csv`.
+"""Measures the cost of methods: `python tools/costs.py [--again] [METHOD…]` writes `src/vitrail/report/costs.csv`.
 
-One photograph on the embedded model `photo`, on one CPU thread. A method and a plain forward pass of the module
-alternate, and the median of the paired ratios is recorded: it transfers to other machines better than seconds do. The
-forward pass that determines the predicted class is included.
+One photograph on the embedded model `photo`, on one CPU thread; without methods, all those of the leaderboard. Methods
+that are in the file are kept unless --again is given.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from PIL import Image
 
 import vitrail
-from vitrail.calls import split_call
-from vitrail.methods.registry import build_method
+from vitrail.bench.costs import measure_cost
+from vitrail.bench.suite import open_suite
+from vitrail.calls import split_list
 
-FOLDER = Path(__file__).parents[1] / "docs"
-TARGET = FOLDER / "costs.csv"
-PHOTO = FOLDER / "pictures" / "cat_and_cup.jpg"
-PASSES = 600  # budget per method; a method that needs more runs once
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "src" / "vitrail" / "report" / "costs.csv"
+PHOTO = ROOT / "docs" / "pictures" / "cat_and_cup.jpg"
+FIELDS = ("method", "forwards", "images_per_second", "model", "torch")
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     view = vitrail.load()
     image = view.preprocess(Image.open(PHOTO))[None]
+    parser = argparse.ArgumentParser(description="Measures the cost of methods.")
+    parser.add_argument("methods", nargs="*", help="calls such as 'gen_att(rule=frozen)'; default: the leaderboard's")
+    parser.add_argument("--again", action="store_true", help="measure methods that are in the file, too")
+    options = parser.parse_args()
+    plan = open_suite("leaderboard").pairs[0].plan
+    assert plan is not None
+    known = read()
+    for call in split_list(options.methods) or plan.methods:
+        if options.again or call not in known:
+            cost = measure_cost(call, view, image)
+            numbers = f"{cost.forwards:.1f}", f"{cost.images_per_second:.3g}"
+            known[call] = dict(
+                zip(FIELDS, (call, *numbers, view.name, torch.__version__.partition("+")[0]), strict=True)
+            )
+            print(*known[call].values(), flush=True)
+            write(list(known.values()))
 
-    def forward() -> None:
-        with torch.inference_mode():
-            view.module(image)
 
-    facts = (view.name, torch.__version__.partition("+")[0])
-    lines = [("method", "forwards", "model", "torch")]
-    for call in measured():
-        name, params = split_call(call)
-        method = build_method(name, view, **params)
-        repeats = max(1, min(15, int(PASSES / max(1, sum(method.passes())))))
-        ratio = paired(lambda method=method: method.attribute(image), forward, repeats)
-        lines.append((call, f"{ratio:.1f}", *facts))
-        print(*lines[-1], flush=True)
+def read() -> dict[str, dict[str, str]]:
+    if not TARGET.exists():
+        return {}
+    with TARGET.open(encoding="utf-8", newline="") as file:
+        return {row["method"]: row for row in csv.DictReader(file)}
+
+
+def write(rows: list[dict[str, str]]) -> None:
     with TARGET.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines)
-
-
-def measured() -> list[str]:
-    """The methods of all result tables, in their order."""
-    tables = [list(csv.DictReader(path.open(encoding="utf-8"))) for path in sorted((FOLDER / "results").glob("*.csv"))]
-    return list(dict.fromkeys(row["method"] for table in tables for row in table))
-
-
-def paired(function: Callable[[], object], reference: Callable[[], object], repeats: int) -> float:
-    """The median ratio of the two times over alternating runs, after a warm-up unless it is a single long run."""
-    if repeats > 1:
-        function(), reference()
-    ratios = []
-    for _ in range(repeats):
-        before = [seconds(reference) for _ in range(5)]
-        spent = seconds(function)
-        ratios.append(spent / statistics.median(before + [seconds(reference) for _ in range(5)]))
-    return statistics.median(ratios)
-
-
-def seconds(function: Callable[[], object]) -> float:
-    """CPU time, so that other processes on the machine hardly matter."""
-    start = time.process_time()
-    function()
-    return time.process_time() - start
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

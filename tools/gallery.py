@@ -1,14 +1,13 @@
 """Draws the strips of the leaderboard: `python tools/gallery.py [--again] METHOD…` into `docs/pictures/leaderboard/`.
 
 A strip shows one method on six pictures: the samples of the web page and the collage of the README, each explained for
-the class that an embedded model predicts. Without methods, all those of `docs/costs.csv` are drawn. Strips that exist
+the class that an embedded model predicts. Without methods, all those with a measured cost are drawn. Strips that exist
 are kept unless --again is given.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import time
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from PIL import Image
 import vitrail
 from vitrail.calls import split_call, split_list
 from vitrail.models.view import View
-from vitrail.report.leaderboard import strip_name
+from vitrail.report.leaderboard import shipped_costs, strip_name
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "pictures" / "leaderboard"
-SAMPLES = Path(str(files("vitrail.app") / "samples"))
+SAMPLES = Path(str(files("vitrail.data") / "samples"))
 PICTURES = {  # file → embedded model
     SAMPLES / "cat.jpg": "photo",
     SAMPLES / "coffee.jpg": "photo",
@@ -53,7 +52,9 @@ class Subject:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws the strips of the leaderboard.")
-    parser.add_argument("methods", nargs="*", help="calls such as 'gen_att(rule=frozen)'; default: docs/costs.csv")
+    parser.add_argument(
+        "methods", nargs="*", help="calls such as 'gen_att(rule=frozen)'; default: all with a measured cost"
+    )
     parser.add_argument("--again", action="store_true", help="draw strips that exist, too")
     options = parser.parse_args()
     calls = split_list(options.methods) or measured()
@@ -75,8 +76,7 @@ def main() -> None:
 
 def measured() -> list[str]:
     """The methods with a measured cost."""
-    with (DOCS / "costs.csv").open(encoding="utf-8", newline="") as file:
-        return [row["method"] for row in csv.DictReader(file)]
+    return list(shipped_costs()["method"])
 
 
 def open_subjects() -> list[Subject]:

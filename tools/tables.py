@@ -20,6 +20,7 @@ from vitrail.methods.registry import ALIASES, get_method
 
 DOCS = Path(__file__).parents[1] / "docs"
 METHODS = DOCS / "methods"
+COSTS = DOCS.parent / "src" / "vitrail" / "report" / "costs.csv"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAGES = {"gradient": "gradients", "cam": "cams", "mask": "masks"}  # families whose page has a different name
 TITLES = {  # of the families, in the order of the tables
@@ -39,7 +40,7 @@ SHORT = {"att_ixg.plus": "att_cat"}  # the well-known name
 EFFORT = ("masks", "steps")
 QUALITY, POINTING, DISCRIMINATING = "insertion_minus_deletion", "pointing_game", "discriminativity"
 README_METHODS = ("decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "tis", "att_cat(rule=frozen)", "gen_att",
-                  "vtranm", "att_cat", "vit_cx", "rollout", "rise", "random")  # fmt: skip
+                  "vtranm", "att_cat", "vit_cx(protocol=vit_cx)", "rollout", "rise", "random")  # fmt: skip
 
 MEAN = "mean"  # in place of a data set: the mean over all of them
 
@@ -151,7 +152,7 @@ def papers() -> str:
     return table(["target", "what", "models", "data"], rows)
 
 
-# Measurements, from docs/results/*.csv and docs/costs.csv
+# Measurements, from docs/results/*.csv and src/vitrail/report/costs.csv
 
 
 def known(call: str) -> str:
@@ -177,7 +178,7 @@ def results() -> Numbers:
 
 def costs() -> dict[str, float]:
     """Method → cost in forward passes; with the default number of masks where both were measured."""
-    rows = sorted(read(DOCS / "costs.csv"), key=lambda row: "masks=" not in row["method"])
+    rows = sorted(read(COSTS), key=lambda row: "masks=" not in row["method"])
     return {known(row["method"]): float(row["forwards"]) for row in rows}
 
 

@@ -33,16 +33,17 @@ def nodes():  # type: ignore[no-untyped-def]
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    found.add_node(num_cpus=1)
-    ray.init(address=found.address, log_to_driver=False)
-    yield found
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    started.add_node(num_cpus=1)
+    ray.init(address=started.address, log_to_driver=False)
+    yield started
     ray.shutdown()
-    found.shutdown()
+    started.shutdown()
 
 
-def test_a_cluster_gives_the_same_rows_though_a_worker_is_killed(
-    nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_a_cluster_gives_the_same_rows_though_workers_are_killed(
+    kills: int, nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "SHARD", 2)
     killed: list[int] = []
@@ -56,20 +57,24 @@ def test_a_cluster_gives_the_same_rows_though_a_worker_is_killed(
 
     def kill_one(step: Step) -> None:
         """After the first shards, whoever is at work."""
-        if len(killed) < 2 and step.done >= 4 * (len(killed) + 1):
+        if len(killed) < kills and step.done >= 4 * (len(killed) + 1):
             alive = [int(path.name) for path in noted.iterdir() if int(path.name) not in killed]
             os.kill(alive[0], signal.SIGKILL)
             killed.append(alive[0])
 
+    PLAN.write(tmp_path / "cluster" / "plan.toml")
+    with pytest.raises(VitrailError, match="no_such_method"):
+        cluster.run_on_cluster(replace(PLAN, methods=["no_such_method"]), tmp_path / "cluster", workers=1)
+    assert Store(tmp_path / "cluster").plan() == PLAN, "a plan that cannot start leaves the old one"
     outcome = cluster.run_on_cluster(PLAN, tmp_path / "cluster", watch=kill_one, workers=2, load=load)
-    assert len(killed) == 2
+    assert len(killed) == kills
     run(PLAN, tmp_path / "alone")
-    found, expected = (
+    measured, expected = (
         Store(tmp_path / name).rows().sort_values(COLUMNS).reset_index(drop=True) for name in ("cluster", "alone")
     )
-    assert found[COLUMNS].equals(expected[COLUMNS])
-    assert np.allclose(found["value"], expected["value"], rtol=1e-6)
-    assert outcome.rows == len(found), "a shard that was lost was not written twice"
+    assert measured[COLUMNS].equals(expected[COLUMNS])
+    assert np.allclose(measured["value"], expected["value"], rtol=1e-6)
+    assert outcome.rows == len(measured), "a shard that was lost was not written twice"
     assert len(Store(tmp_path / "cluster").maps()) == len(Store(tmp_path / "alone").maps())
     again = cluster.run_on_cluster(PLAN, tmp_path / "cluster", workers=1)
     assert (again.rows, again.known) == (0, outcome.images)
@@ -95,12 +100,12 @@ def test_a_worker_that_waits_for_its_place_holds_no_images(
 ) -> None:
     monkeypatch.setattr(cluster, "SHARD", 2)
     monkeypatch.setattr(cluster, "shares", lambda there, workers: (3, {"num_cpus": 1}))  # of which only two fit
-    found: list[Outcome] = []
-    thread = Thread(target=lambda: found.append(cluster.run_on_cluster(PLAN, tmp_path)), daemon=True)
+    outcomes: list[Outcome] = []
+    thread = Thread(target=lambda: outcomes.append(cluster.run_on_cluster(PLAN, tmp_path)), daemon=True)
     thread.start()
     thread.join(240)
-    assert found, "a shard waits for a worker that never comes"
-    assert found[0].rows == len(Store(tmp_path).rows())
+    assert outcomes, "a shard waits for a worker that never comes"
+    assert outcomes[0].rows == len(Store(tmp_path).rows())
     assert Store(tmp_path).environment()["device"].startswith("2 × "), "the devices of those who worked"
 
 
@@ -125,13 +130,6 @@ def test_workers_share_cpus(nodes: object, tmp_path: Path) -> None:
     assert (again.errors, again.failed_before, again.rows) == (0, outcome.errors, 0)
 
 
-def test_a_plan_that_cannot_start_leaves_the_old_one(nodes: object, tmp_path: Path) -> None:
-    PLAN.write(tmp_path / "plan.toml")
-    with pytest.raises(VitrailError, match="no_such_method"):
-        cluster.run_on_cluster(replace(PLAN, methods=["no_such_method"]), tmp_path, workers=1)
-    assert Store(tmp_path).plan() == PLAN
-
-
 def test_what_a_worker_takes() -> None:
     assert cluster.shares({"CPU": 4.0}, None) == (4, {"num_cpus": 1.0})
     assert cluster.shares({"CPU": 4.0}, 2) == (2, {"num_cpus": 1.0})
@@ -153,6 +151,7 @@ def test_an_address_outside_needs_the_client(monkeypatch: pytest.MonkeyPatch) ->
         cluster._connect("ray://head:10001")
 
 
+@pytest.mark.full
 def test_a_metric_that_nothing_can_be_measured_by_is_refused(nodes: object, tmp_path: Path) -> None:
     pictures = tmp_path / "pictures"
     pictures.mkdir()

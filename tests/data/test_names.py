@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def layout_of_each(root):
         "imagenet_s": "imagenet_s?size=50", "imagenet_segmentation": "seg.mat", "cifar10": "cifar", "cifar100": "cifar",
         "tiny_imagenet": "tiny",
     }  # fmt: skip
-    return {name: f"{name}:{root}/{places.get(name, name)}" for name in DATA_NAMES if name != "scenes"}
+    return {name: f"{name}:{root}/{places.get(name, name)}" for name in DATA_NAMES if name not in ("scenes", "samples")}
 
 
 def test_every_name_opens(tmp_path):
@@ -134,7 +135,10 @@ def test_what_is_at_hand(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("imagenot:/data", r"no data set 'imagenot'\. Did you mean imagenet.*scenes, imagenet, imagenet_s.*folder"),
+        (
+            "imagenot:/data",
+            r"no data set 'imagenot'\. Did you mean imagenet.*scenes, samples, imagenet, imagenet_s.*folder",
+        ),
         ("animals", "no data set 'animals'.*or give the path of a folder"),
         ("", "no data set ''"),
         ("imagenet", "needs its folder or file: write imagenet:PATH"),
@@ -209,3 +213,35 @@ def test_public_names_and_quick_import():
     check = f"import sys, vitrail.data as d; d.open_data('scenes:1'); print({heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_samples_are_crops_of_the_bundled_photographs():
+    data, more = open_data("samples:7@3"), open_data("samples:12@3")
+    assert data.ids == ["cat-0", "coffee-0", "rocket-0", "cat-1", "coffee-1", "rocket-1", "cat-2"]
+    for few, many in zip(data, more, strict=False):
+        assert few.image.size[0] == few.image.size[1] >= 64
+        assert few.label is None
+        assert (few.id, few.image.tobytes()) == (many.id, many.image.tobytes())
+    assert data[0].image.tobytes() != open_data("samples:7@4")[0].image.tobytes()
+    with pytest.raises(VitrailError, match=r"expected samples:200, or samples:200@7 for seed 7"):
+        open_data("samples:many")
+    with pytest.raises(VitrailError, match="at least 1"):
+        open_data("samples:0")
+
+
+def test_joined_data_sets_have_the_images_of_both_and_no_labels(tmp_path):
+    for folder, names in (("a", ("cat", "dog")), ("b", ("cat",))):
+        for name in names:
+            picture(tmp_path / folder / name / f"{folder}-{name}.png")
+    spec = f"{tmp_path / 'a'} + {tmp_path / 'b'}"
+    data = open_data(spec)
+    assert [Path(name).name for name in data.ids] == ["a-cat.png", "a-dog.png", "b-cat.png"]
+    assert [example.id for example in data] == data.ids
+    assert {example.label for example in data} == {None}
+    assert data.labels is None
+    twice = open_data(f"{tmp_path / 'b'} + {tmp_path / 'b'}")
+    assert [name.partition("/")[0] for name in twice.ids] == ["0", "1"]
+    assert open_data(spec, n=2, seed=1).ids == data.subset(2, seed=1).ids
+    assert data_name(spec) == " + ".join(data_name(str(tmp_path / folder)) for folder in "ab")
+    with pytest.raises(VitrailError, match="nowhere"):
+        open_data(f"{tmp_path / 'a'} + {tmp_path / 'nowhere'}")

@@ -259,7 +259,7 @@ def test_tables_are_current(page: Path) -> None:
 
 def test_costs_cover_the_results() -> None:
     numbers = {name for name, _, metric in tables().results() if metric == tables().QUALITY}
-    assert numbers == set(tables().costs()), "run python tools/costs.py"
+    assert numbers <= set(tables().costs()), "run python tools/costs.py"
 
 
 @pytest.mark.parametrize("name", [name for name in vitrail.list_methods() if "." not in name and name != "random"])

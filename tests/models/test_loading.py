@@ -77,6 +77,22 @@ def test_a_backbone_name_loads_with_a_checkpoint_that_has_a_head(tmp_path: Path)
     torch.testing.assert_close(view.logits(images), made(images).detach())
 
 
+def test_a_head_replaces_that_of_the_checkpoint(tmp_path: Path) -> None:
+    made = families.build("timm_dinov2")
+    save_file(made.state_dict(), tmp_path / "w.safetensors")
+    sizes = {"img_size": (42, 56), "patch_size": 14, "embed_dim": families.WIDTH, "depth": 2, "num_heads": 2}
+    probe = nn.Linear(families.WIDTH, 3)
+    save_file({f"head.{name}": weight for name, weight in probe.state_dict().items()}, tmp_path / "head.safetensors")
+    name, files = "vit_small_patch14_dinov2", {"checkpoint": tmp_path / "w.safetensors"}
+    view = vitrail.load(name, **files, head=tmp_path / "head.safetensors", **sizes)
+    images = families.images("timm_dinov2", 1)
+    made.head = nn.Identity()
+    torch.testing.assert_close(view.logits(images), probe(made(images)).detach())
+    assert view.spec["head"] == str(tmp_path / "head.safetensors")
+    with pytest.raises(VitrailError, match="head= replaces weights of a checkpoint: give checkpoint= too"):
+        vitrail.load(name, head=tmp_path / "head.safetensors", **sizes)
+
+
 def test_weights_that_cannot_be_fetched_are_one_quick_clear_error() -> None:
     begin = time.perf_counter()
     for name in (NAME, "hf:google/vit-base-patch16-224"):

@@ -173,8 +173,10 @@ EXPECTED = {
     "maps": FLAG,
     "cheap_only": CALLS,
     "limits": Expected(
-        'a table of metrics and numbers of images, as {road = 32}',
-        lambda value: isinstance(value, Mapping) and all(map(_is_text, value)) and all(map(COUNT.matches, value.values())),
+        "a table of metrics and numbers of images, as {road = 32}",
+        lambda value: (
+            isinstance(value, Mapping) and all(map(_is_text, value)) and all(map(COUNT.matches, value.values()))
+        ),
     ),
 }
 EXPECTED_MODEL = {"name": TEXT, "options": TABLE, "preprocessing": TABLE}

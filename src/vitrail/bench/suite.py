@@ -24,17 +24,16 @@ class Pair:
     name: str
     title: str
     about: str  # a sentence about both
-    plan: Plan
+    plan: Plan | None = None  # None where something is missing
+    missing: str = ""  # the first file or folder that is
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The pairs that can be measured here, and why others cannot."""
+    """Pairs that are measured alike, and the methods to compare others with."""
 
-    name: str
     pairs: Sequence[Pair]
-    missing: Mapping[str, str]
-    reference: Sequence[str]  # methods to compare others with
+    reference: Sequence[str]
 
 
 def open_suite(name: str, folder: Path | None = None, methods: Iterable[str] = ()) -> Suite:
@@ -49,15 +48,7 @@ def open_suite(name: str, folder: Path | None = None, methods: Iterable[str] = (
     if folder is not None and not folder.is_dir():
         raise VitrailError(f"--data '{folder}' is not a folder: {name} expects the folder with its data and models.")
     calls = list(methods) or every_method(content["parameters"])
-    pairs: list[Pair] = []
-    missing: dict[str, str] = {}
-    for entry in content["pairs"]:
-        files_missing = [path for path in _paths(entry) if folder is None or not _placed(path, folder).exists()]
-        if files_missing:
-            missing[entry["name"]] = f"no {_placed(files_missing[0], folder or Path('DIR'))}"
-        else:
-            pairs.append(_pair(entry, content, calls, folder))
-    return Suite(name, pairs, missing, content["reference"])
+    return Suite([_pair(entry, content, calls, folder) for entry in content["pairs"]], content["reference"])
 
 
 def every_method(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -65,7 +56,11 @@ def every_method(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
     them under the rule ``frozen`` where it knows rules.
     """
     names = [*METHODS.entries(), *(name for name in dict.fromkeys(ALIASES.values()) if "." in name)]
-    names += [f"{name}.skipplus" for name, made in METHODS.entries().items() if "skipplus" in getattr(made, "aggregations", ())]
+    names += [
+        f"{name}.skipplus"
+        for name, made in METHODS.entries().items()
+        if "skipplus" in getattr(made, "aggregations", ())
+    ]
     calls = []
     for name in names:
         calls.append(join_call(name, parameters.get(name, {})))
@@ -80,14 +75,14 @@ def _paths(entry: Mapping[str, Any]) -> list[str]:
     return [FOLDER + text.split(FOLDER, 1)[1] for text in texts if FOLDER in text]
 
 
-def _placed(path: str, folder: Path) -> Path:
-    return Path(path.replace(FOLDER, str(folder)))
-
-
 def _pair(entry: Mapping[str, Any], content: Mapping[str, Any], methods: Sequence[str], folder: Path | None) -> Pair:
     def placed(value: Any) -> Any:
         return value.replace(FOLDER, str(folder)) if isinstance(value, str) else value
 
+    about = (entry["name"], entry["title"], entry["about"])
+    for path in _paths(entry):
+        if folder is None or not Path(placed(path)).exists():
+            return Pair(*about, missing=path.replace(FOLDER, str(folder or "DIR")))
     model = {name: placed(value) for name, value in entry["model"].items()}
     metrics = [call for group in entry["metrics"] for call in content["metrics"][group]]
     names = {split_call(call)[0] for call in metrics}
@@ -102,4 +97,4 @@ def _pair(entry: Mapping[str, Any], content: Mapping[str, Any], methods: Sequenc
         limits={name: count for name, count in content["limits"].items() if name in names},
         maps=False,
     )
-    return Pair(entry["name"], entry["title"], entry["about"], plan)
+    return Pair(*about, plan)

@@ -39,7 +39,8 @@ def bench(
     plan: Annotated[
         Path | None,
         typer.Argument(
-            metavar="PLAN.toml", help="Plan file, whose settings options override; or leaderboard: all methods and metrics."
+            metavar="PLAN.toml",
+            help="Plan file, whose settings options override; or leaderboard: all methods and metrics.",
         ),
     ] = None,
     model: Annotated[
@@ -48,7 +49,7 @@ def bench(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Data set: scenes:100, imagenet:DIR, a folder, …; see docs/data.md. Of the leaderboard: the folder with "
+            help="Data set: scenes:100, imagenet:DIR, a folder, …; see docs/data.md. For leaderboard: the folder with "
             "its data and models."
         ),
     ] = None,
@@ -150,17 +151,17 @@ def run_suite(
 
     if unused:
         raise VitrailError(f"{name} determines its models, metrics and images: leave out {', '.join(unused)}.")
-    known = set(METHODS.entries())
     load_plugins(plugins)
-    added = [entry for entry in METHODS.entries() if entry not in known]
+    added = [entry for entry, factory in METHODS.entries().items() if not factory.__module__.startswith("vitrail.")]
     suite = open_suite(name, folder, methods)
     if added and not methods:
         suite = open_suite(name, folder, [*added, *suite.reference])
     console = Console(highlight=False)
-    for pair, reason in suite.missing.items():
-        console.print(f"[dim]{escape(f'{pair} is left out: {reason}.')}[/]", soft_wrap=True)
     failed = 0
     for pair in suite.pairs:
+        if pair.plan is None:
+            console.print(f"[dim]{escape(f'{pair.title} is left out: there is no {pair.missing}.')}[/]", soft_wrap=True)
+            continue
         console.print(f"[bold]{escape(pair.title)}[/]: {escape(pair.about)}", soft_wrap=True)
         failed += run(pair.plan, out / pair.name, device, retry, plugins=plugins, shard=shard)
     page = write_leaderboard(out, suite.pairs, added)

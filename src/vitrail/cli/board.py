@@ -184,9 +184,7 @@ class Board:
         optional = self.plan.cheap_only  # measured on some methods only; the rows show on which
         tallies = [(self.tallies.get((model, method, *cell)), split_call(cell[0])[0]) for cell in self._cells()]
         counts = [
-            self._of_limit(tally.rows if tally else 0, name)
-            for tally, name in tallies
-            if tally or name not in optional
+            self._of_limit(tally.rows if tally else 0, name) for tally, name in tallies if tally or name not in optional
         ]
         if not counts:
             return None

@@ -13,6 +13,7 @@ from vitrail.errors import VitrailError
 PHOTOGRAPHS = ("cat", "coffee", "rocket")
 SMALLEST = 0.6  # side of a crop, relative to the shorter side of its photograph
 
+
 class Crops(Listed):
     """Square crops of the bundled photographs in turn, half of them mirrored; without labels.
 

@@ -96,6 +96,7 @@ for _name, _entry in {
 }.items():
     DATA_SETS.add(_name, _entry, __name__)
 
+
 def _count_and_seed(name: str, place: str, count: int) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,9})?(?:@(\d{1,18}))?", place)
     if not match:

@@ -129,8 +129,8 @@ def iterated(image: Tensor, removed: Tensor) -> Tensor:
 
 
 def _around(images: Tensor) -> Tensor:
-    """The weighted sum of each pixel's neighbours: [1, 2, 1] along both sides is 12 times it, plus 4 times the pixel."""
-    sums = images
+    """The weighted sum of each pixel's neighbours."""
+    sums = images  # [1, 2, 1] along both sides: 12 times the weights, and 4 times the pixel itself
     for side in (-1, -2):
         rest = sums.shape[side] - 1
         smoothed = 2 * sums

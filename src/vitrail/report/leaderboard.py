@@ -8,17 +8,22 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
+from vitrail.bench.costs import measure_cost
 from vitrail.bench.store import Store
+from vitrail.bench.suite import Pair
 from vitrail.calls import call_name
+from vitrail.data.crops import Crops
 from vitrail.errors import VitrailError
 from vitrail.files import reading, save_atomically
 from vitrail.methods.base import MethodInfo
+from vitrail.models.loading import load
 from vitrail.report.results import read_results
 from vitrail.report.standings import (
     CONTRARY,
@@ -49,13 +54,51 @@ WORDS = {1: "higher", -1: "lower"}
 SCRIPTS = ("dom.js", "leaderboard.js")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A model and the images it was explained on: a column of the leaderboard."""
+def write_leaderboard(folder: Path, pairs: Sequence[Pair], highlighted: Collection[str] = ()) -> Path:
+    """Writes ``leaderboard.html`` and ``leaderboard.csv`` of the runs in a folder, one per pair.
 
-    name: str
-    title: str
-    about: str  # a sentence about model and images
+    Rows that come with vitrail stand beside those measured here.
+    """
+    import pandas as pd
+
+    measured = [
+        summarise_pair(Store(folder / pair.name), pair.name) for pair in pairs if (folder / pair.name / "rows").is_dir()
+    ]
+    table = merge_tables(shipped_table(), pd.concat(measured) if measured else shipped_table().head(0))
+    costs = pd.concat([shipped_costs(), _own_costs(highlighted)])
+    write_table(table, folder / "leaderboard.csv")
+    path = folder / "leaderboard.html"
+    content = page(table, pairs, costs, highlighted)
+    save_atomically(path, lambda file: file.write(content.encode()))
+    return path
+
+
+def shipped_table() -> pd.DataFrame:
+    """The rows that come with vitrail, measured by ``vitrail bench leaderboard``; none if this version has none."""
+    import pandas as pd
+
+    path = Path(str(files("vitrail.report") / "leaderboard.csv.gz"))
+    return read_table(path) if path.exists() else pd.DataFrame(columns=list(COLUMNS))
+
+
+def shipped_costs() -> pd.DataFrame:
+    """The costs that come with vitrail, measured by ``tools/costs.py``."""
+    import pandas as pd
+
+    return pd.read_csv(str(files("vitrail.report") / "costs.csv"))
+
+
+def _own_costs(methods: Collection[str]) -> pd.DataFrame:
+    """The costs of methods that do not come with vitrail, measured here."""
+    import pandas as pd
+
+    rows = []
+    if methods:
+        view = load()
+        image = view.preprocess(Crops(1)[0].image)[None]
+        costs = {method: measure_cost(method, view, image) for method in methods}
+        rows = [(method, cost.forwards, cost.images_per_second) for method, cost in costs.items()]
+    return pd.DataFrame(rows, columns=["method", "forwards", "images_per_second"])
 
 
 def summarise_pair(store: Store, pair: str) -> pd.DataFrame:
