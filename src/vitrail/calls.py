@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -99,10 +100,15 @@ class Named:
 
 def check_parameters(owner: type, params: Mapping[str, Any]) -> None:
     """Raises an error that names the parameter, its type and the value."""
-    hints = get_type_hints(owner)
+    hints = _type_hints(owner)
     for name, value in params.items():
         if not _matches(value, hints[name]):
             raise VitrailError(f"{name} must be {_type_name(hints[name])}, but got {value!r}.")
+
+
+@functools.lru_cache(maxsize=512)
+def _type_hints(owner: type) -> Mapping[str, Any]:
+    return get_type_hints(owner)
 
 
 def check_known(name: str, params: Mapping[str, Any], known: Mapping[str, Any]) -> None:

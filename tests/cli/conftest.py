@@ -11,6 +11,8 @@ from tests import families
 from tests.cli.common import LABELS, Result, Run, noise
 
 from vitrail.cli.program import main
+from vitrail.metrics import trust
+from vitrail.show import figure
 
 
 @pytest.fixture
@@ -35,6 +37,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pictures, and trust of few subsets: neither is the point here."""
+    monkeypatch.setattr(figure, "SHORT_SIDE", 96)
+    monkeypatch.setattr(trust, "SUBSETS", 8)
+    monkeypatch.setattr(trust, "RANDOM", 2)
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_reduced_precision_keeps_head_and_logits_full(name: str, monkeypatch: py
 def test_ranks_bear_reduced_precision(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     view, image = vitrail.load("scenes"), vitrail.data.Scenes(1, seed=5)[0].image
     pixels = view.preprocess(Image.fromarray(image))[None]
-    params = {**QUICK[method], **({"masks": 256} if "masks" in QUICK[method] else {})}
+    params = {**QUICK[method], **({"masks": 96} if "masks" in QUICK[method] else {})}
     params |= {"shifts": (4,)} if method == "pami" else {}
     full = build_method(method, view, precision="full", **params).attribute(pixels)
     exact = build_method(method, view, **params).attribute(pixels)

@@ -172,7 +172,7 @@ def test_a_family_is_refused_as_the_table_says_and_not_otherwise(name: str) -> N
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    crossed(((m, n) for m in list_methods() for n in [*HIERARCHICAL, *FAMILIES] if not refusal(m, n)), each=3),
+    crossed(((m, n) for m in list_methods() for n in [*HIERARCHICAL, *FAMILIES] if not refusal(m, n)), each=2),
 )
 def test_a_batch_is_its_images_one_by_one(method: str, name: str) -> None:
     family, _, view = viewed(name)

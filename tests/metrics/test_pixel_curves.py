@@ -28,7 +28,8 @@ from torch import Tensor
 from vitrail.metrics import list_metrics, measure
 
 SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "timm_vit_not_square", "timm_siglip",
-        "torchvision_vit", "one_output", "multi_label", "timm_swin", "hf_swinv2"]  # fmt: skip
+        "torchvision_vit", "one_output", "multi_label", "timm_swin",
+        pytest.param("hf_swinv2", marks=pytest.mark.full)]  # fmt: skip
 BASELINES = ("mean", "blur", "black", "random")
 AREAS = ("insertion", "deletion", "insertion_minus_deletion")
 REMOVALS = ("positive_auc", "negative_auc", "aopc", "log_odds")
@@ -176,7 +177,7 @@ def test_removal_of_every_protocol_and_baseline(protocol: str, baseline: str | N
     check_removals(bench("six_patches"), TOKEN_KINDS, label=2, steps=5, protocol=protocol, baseline=baseline)
 
 
-@pytest.mark.parametrize("steps", [1, 7, 300])
+@pytest.mark.parametrize("steps", [1, 7, pytest.param(300, marks=pytest.mark.full)])
 def test_removal_with_other_numbers_of_steps(steps: int) -> None:
     check_removals(bench("four_patches"), PIXEL_KINDS[1:], label=None, steps=steps, seed=5)
 

@@ -103,7 +103,7 @@ def test_decompx_skipplus_points_into_the_object_of_its_class() -> None:
 
 
 def test_tis_points_into_the_object_of_its_class() -> None:
-    assert pointing("tis", two_objects()[:30], masks=64) > 0.85
+    assert pointing("tis", two_objects()[:20], masks=32) > 0.85
 
 
 def test_what_ignores_the_class_cannot_point() -> None:
@@ -124,7 +124,14 @@ def test_explains_offline_without_cache_or_home(tmp_path: Path) -> None:
         "HF_HOME": str(empty),
         "TORCH_HOME": str(empty),
     }
-    command = [sys.executable, "-c", "from vitrail.cli.program import main; main()", "explain", "photo.jpg"]
+    command = [
+        sys.executable,
+        "-c",
+        "from vitrail.cli.program import main; main()",
+        "explain",
+        "photo.jpg",
+        "--no-trust",
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Model photo" in done.stdout

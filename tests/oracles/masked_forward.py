@@ -5,23 +5,22 @@ from __future__ import annotations
 import torch
 from tests.families import Family
 from tests.oracles.attention import join_heads, pool_weights, run_block, run_mlp, split_heads
-from tests.oracles.recipe import AttentionPool, Readout, describe
+from tests.oracles.recipe import AttentionPool, Readout, Recipe, describe
 from torch import Tensor, nn
 
 
 @torch.no_grad()
 def masked_logits(family: Family, module: nn.Module, images: Tensor, keep: Tensor) -> Tensor:
     """Logits (B, C) when image b keeps only the patches keep[b] (B, k), grid indices; prefix tokens always stay."""
-    rows = [_one_image(family, module, image[None], kept) for image, kept in zip(images, keep, strict=True)]
+    recipe = describe(family, module, images)
+    rows = [_one_image(recipe, tokens[None], kept) for tokens, kept in zip(recipe.tokens, keep, strict=True)]
     return torch.cat(rows)
 
 
-def _one_image(family: Family, module: nn.Module, image: Tensor, kept: Tensor) -> Tensor:
-    recipe = describe(family, module, image)
-    visible = torch.zeros(1, recipe.tokens.shape[1], dtype=torch.bool)
+def _one_image(recipe: Recipe, x: Tensor, kept: Tensor) -> Tensor:
+    visible = torch.zeros(1, x.shape[1], dtype=torch.bool)
     visible[:, : recipe.prefix] = True
     visible[:, recipe.prefix + kept] = True
-    x = recipe.tokens
     for block in recipe.blocks:
         x, _ = run_block(block, x, visible)
     return _read_out(recipe.readout, x, visible, recipe.prefix)

@@ -15,7 +15,7 @@ import torch
 from tests.families import Family
 from tests.oracles.attention import join_heads, rotate, softmax, split_heads
 from tests.oracles.decompx import gate_of
-from tests.oracles.recipe import Affine, Attention, AttentionPool, Block, Mlp, Readout, Recipe, describe
+from tests.oracles.recipe import Affine, Attention, AttentionPool, Block, Mlp, Readout, Recipe, describe, version
 from torch import Tensor, nn
 
 Place = int | str  # a block, "end" (a bias on tokens after the last block) or "pooled" (a bias without a token)
@@ -102,8 +102,9 @@ def run(
 
     Oracles ask for the same again and again: what was recorded is kept until a parameter changes.
     """
-    version = sum(parameter._version for parameter in module.parameters())
-    return _record(family, module, version, images, target, rules or (FROZEN if frozen else PLAIN), output)
+    return _record(
+        family, module, version(module, images), images, target, rules or (FROZEN if frozen else PLAIN), output
+    )
 
 
 @functools.lru_cache(maxsize=32)

@@ -19,11 +19,9 @@ def pami(
     """
     total, count = torch.zeros_like(image[0, 0]), torch.zeros_like(image[0, 0])
     for labels in segmentations:
-        for label in sorted(set(labels.flatten().tolist())):
-            if label < 0:
-                continue
-            region = labels == label
-            score = probability(torch.where(region, image, background))[0]
+        kept = [labels == label for label in sorted(set(labels.flatten().tolist())) if label >= 0]
+        scores = probability(torch.stack([torch.where(region, image[0], background[0]) for region in kept]))
+        for region, score in zip(kept, scores, strict=True):
             total[region] += score
             count[region] += 1
     return torch.where(count > 0, total / count.clamp(min=1), 0)

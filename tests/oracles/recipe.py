@@ -6,6 +6,8 @@ every oracle can write attention, pooling and decomposition out in full.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,7 +101,18 @@ class Recipe:
 
 @torch.no_grad()
 def describe(family: Family, module: nn.Module, images: Tensor) -> Recipe:
-    """The description of `module`; with it x_0 of `images`."""
+    """The description of `module`; with it x_0 of `images`. It is kept until a parameter or the images change."""
+    return _describe(family, module, version(module, images), images)
+
+
+def version(module: nn.Module, images: Tensor) -> int:
+    """Another number when a parameter, a buffer or the images were changed or replaced."""
+    tensors = itertools.chain(module.parameters(), module.buffers(), [images])
+    return hash(tuple((id(tensor), tensor._version) for tensor in tensors))
+
+
+@functools.lru_cache(maxsize=8)
+def _describe(family: Family, module: nn.Module, version: int, images: Tensor) -> Recipe:
     if family.library == "timm":
         return _timm(family, module, images)
     if family.library == "torchvision":

@@ -157,8 +157,5 @@ def pixel_scores(
     output: str = "probability",
 ) -> Tensor:
     """The ablation: all tokens stay, dropped patches are painted with noises[j] (M, 3, H, W), in normalised space."""
-    values = []
-    for mask, noise in zip(masks, noises, strict=True):
-        logits = expected_logits(family, module, filled(image, mask, family.grid, noise))
-        values.append(scalar(logits, torch.tensor([target]), output))
-    return torch.cat(values)
+    pictures = [filled(image, mask, family.grid, noise) for mask, noise in zip(masks, noises, strict=True)]
+    return scalar(expected_logits(family, module, torch.cat(pictures)), torch.full((len(masks),), target), output)

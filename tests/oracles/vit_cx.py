@@ -91,13 +91,11 @@ def scores(
     probability: Score, image: Tensor, masks: Tensor, noises: Tensor | None = None, debias: bool = True
 ) -> Tensor:
     """s (K,): p(x⊙M + ε) − p(x + ε) + p(x), ε = (1 − M) Z_k with noises (K, 3, H, W); or p(x⊙M)."""
+    masks = masks[:, None]
     if not debias:
-        return torch.cat([probability(image * mask) for mask in masks])
-    values = []
-    for mask, noise in zip(masks, noises, strict=True):
-        epsilon = (1 - mask) * noise
-        values.append(probability(image * mask + epsilon) - probability(image + epsilon) + probability(image))
-    return torch.cat(values)
+        return probability(image * masks)
+    epsilon = (1 - masks) * noises
+    return probability(image * masks + epsilon) - probability(image + epsilon) + probability(image)
 
 
 def saliency(masks: Tensor, scores: Tensor, pcb: bool = True, authors: bool = False) -> Tensor:

@@ -43,6 +43,14 @@ def folder(tmp_path: Path) -> Path:
     return Made().write(tmp_path / "one")
 
 
+@pytest.fixture
+def small_folder(tmp_path: Path) -> Path:
+    """The least that every figure can be drawn of."""
+    quality = {"rollout": 0.75, "grad_cam": 0.5, "random": 0.1}
+    made = Made(quality, ("insertion(steps=8)", "deletion(steps=8)", "pointing_game"), 8)
+    return made.write(tmp_path / "small")
+
+
 def test_numbers_are_those_of_pandas(folder: Path) -> None:
     found = pd.read_csv(io.StringIO(tables.long_csv(summary_of(folder))))
     expected = frame_of(folder).groupby(["call", "metric"])["value"].agg(["mean", "count"])
@@ -305,8 +313,8 @@ def test_classes_have_their_own_cells(folder: Path) -> None:
     assert (cell.n, cell.mean) == (8, pytest.approx(mean))
 
 
-def test_figures_are_whole_and_the_same_every_time(folder: Path) -> None:
-    summary = summary_of(folder)
+def test_figures_are_whole_and_the_same_every_time(small_folder: Path) -> None:
+    summary = summary_of(small_folder)
     drawn = figures.draw_all(summary, figures.FORMATS)
     assert drawn.keys() == {f"{n}.{f}" for n in ("bars", "radar", "curves", "agreement") for f in figures.FORMATS}
     for name, content in drawn.items():
@@ -318,7 +326,7 @@ def test_figures_are_whole_and_the_same_every_time(folder: Path) -> None:
             assert ElementTree.fromstring(content).tag.endswith("svg")
         else:
             assert content.startswith(b"%PDF")
-    assert figures.draw_all(summary_of(folder), figures.FORMATS) == drawn
+    assert figures.draw_all(summary_of(small_folder), figures.FORMATS) == drawn
 
 
 def test_figures_that_have_nothing_to_show_are_left_out(tmp_path: Path) -> None:
@@ -334,18 +342,20 @@ def test_any_number_of_methods(tmp_path: Path, methods: int) -> None:
     assert figures.draw_all(summary, ["svg"])
 
 
-def test_report_writes_all_files_by_default(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = run([folder], None, [])
+def test_report_writes_all_files_by_default(
+    small_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = run([small_folder], None, [])
     assert all(path.is_file() and path.stat().st_size for path in paths)
     assert {path.suffix.lstrip(".") for path in paths} == set(FORMATS)
-    assert folder / "report" / "report.html" in paths
+    assert small_folder / "report" / "report.html" in paths
     assert "report.html" in capsys.readouterr().out.replace("\n", "")
-    assert run([folder], tmp_path / "out", ["md", "CSV"])[0].name == "report.md"
+    assert run([small_folder], tmp_path / "out", ["md", "CSV"])[0].name == "report.md"
     assert not (tmp_path / "out" / "report.html").exists()
 
 
-def test_markdown_shows_the_figures_it_was_made_with(folder: Path, tmp_path: Path) -> None:
-    report([folder], tmp_path / "out", ["md", "png"])
+def test_markdown_shows_the_figures_it_was_made_with(small_folder: Path, tmp_path: Path) -> None:
+    report([small_folder], tmp_path / "out", ["md", "png"])
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     shown = re.findall(r"\]\((.*?)\)", text)
     assert shown
