@@ -5,6 +5,9 @@ STAMP := .venv/.installed
 # A photograph that the embedded model recognises: a cup of espresso.
 PHOTO := src/vitrail/data/samples/coffee.jpg
 
+# Byte code is kept: collecting tests and starting processes would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all lint docs browser clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
