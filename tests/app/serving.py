@@ -24,7 +24,7 @@ from vitrail.app.server.settings import Settings
 from vitrail.cli.serve import bind
 
 SAMPLES = Path(__file__).parents[2] / "src" / "vitrail" / "data" / "samples"
-PATIENCE = 120.0  # seconds after which a test gives up
+PATIENCE = 240.0  # seconds after which a test gives up
 CAT = (SAMPLES / "cat.jpg").read_bytes()
 
 
@@ -39,7 +39,7 @@ class Served:
     process: subprocess.Popen[str] | None = None
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
 
     def processes(self) -> list[int]:
         """The server and all its children."""

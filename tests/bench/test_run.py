@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from tests.bench.plans import COLUMNS, own_methods, plan, same, table  # noqa: F401
+from tests.families import FULL
 from typer.testing import CliRunner
 
 import vitrail
@@ -31,7 +32,7 @@ from vitrail.data.names import data_name
 from vitrail.methods.registry import METHODS
 from vitrail.report.results import read_results
 
-KILLS = 20
+KILLS = 20 if FULL else 8
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -23,10 +23,13 @@ COFFEE, CAT = (files("vitrail.data") / "samples" / f"{name}.jpg" for name in ("c
 LABEL, ESPRESSO, TABBY, EGYPTIAN = "espresso", 193, 30, 32
 PATCHES = 256
 
-# Presses the button within the page: from outside the animation might be over before the press arrives.
-PAUSE_AT = """async (step) => {
-  while (Number(document.querySelector("#scrub").value) < step) await new Promise(requestAnimationFrame);
-  document.querySelector("#play").click();
+# Presses the button within the timer: from outside the animation might be over before the press arrives.
+PAUSE_AT = """(step) => {
+  const start = window.setInterval, play = document.querySelector("#play"), scrub = document.querySelector("#scrub");
+  window.setInterval = (action, pace) => start(() => {
+    action();
+    if (Number(scrub.value) === step) play.click();
+  }, pace);
 }"""
 
 
@@ -296,11 +299,12 @@ def test_the_animation_draws_the_curve(visit: Visit) -> None:
     page = explained(visit("#sample=coffee"))
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url.rsplit("/", 1)[-1]))
+    step = 6
+    page.evaluate(PAUSE_AT, step)
     page.click("#play")
-    page.evaluate(PAUSE_AT, 6)
+    page.wait_for_function("step => Number(document.querySelector('#scrub').value) === step", arg=step)
     assert page.inner_text("#play") == "Play"
-    step, removed = int(page.input_value("#scrub")), page_state(page, "[...state.removed]")
-    assert 6 <= step < 32
+    removed = page_state(page, "[...state.removed]")
     assert page.locator("#curve polyline.deletion:not(.ghost)").get_attribute("points").count(",") == step + 1
     assert len(removed) == step * PATCHES // 32
     assert set(removed) == set(page_state(page, f"order().slice(0, {len(removed)})"))
