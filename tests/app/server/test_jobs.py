@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from tests.app.server.hostile import photo, saved
 from tests.app.serving import PATIENCE, Served, events, form, until, upload
 
@@ -246,7 +247,7 @@ def test_a_picture_the_worker_forgot_is_brought_again(small: Served, small_clien
     picture = small_client.post("/api/predict", files=upload(saved(photo((90, 80)), "PNG"))).json()["picture"]
     shelf = small.service.dispatcher._pictures
     for size in range(3):
-        small_client.post("/api/predict", files=upload(saved(photo((900, 800 + size)).quantize(8), "PNG")))
+        small_client.post("/api/predict", files=upload(saved(Image.new("RGB", (900, 800 + size)), "PNG")))
     assert picture not in shelf
     answer = small_client.post("/api/explain", files=form(picture=picture, method="rollout"))
     assert answer.status_code == 200
