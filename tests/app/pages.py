@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import vitrail
+from vitrail.models.view import View
 
 DESKTOP, PHONE = (1280, 800), (360, 740)
 READY = "#glass:not([aria-busy]) ~ #progress[hidden]"
@@ -15,6 +19,7 @@ READY = "#glass:not([aria-busy]) ~ #progress[hidden]"
 EXPLAINED = """([ready, parts]) => document.querySelector(ready) && !document.querySelector("#legend").hidden
   && parts.every((part) => location.hash.includes(part))"""
 Visit = Callable[..., Any]
+USUAL_STEPS, FEW_STEPS = (b'name="steps"\r\n\r\n%d\r\n' % steps for steps in (32, 4))
 
 
 @dataclass
@@ -41,10 +46,12 @@ def visit(browser: Any, served: Any, heard: Heard) -> Iterator[Visit]:
     allowed = (served.url, "blob:", "data:")
 
     def open_page(fragment: str = "", size: tuple[int, int] = DESKTOP, **options: Any) -> Any:
+        options = {"reduced_motion": "reduce", **options}  # less to draw, and nothing is halfway
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, accept_downloads=True, **options)
         contexts.append(context)
+        context.route("**/api/compare", shorten_curves)
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(180_000)
         page.on("console", lambda message: heard.note(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: heard.note(f"error: {error}"))
         page.on("request", lambda request: request.url.startswith(allowed) or heard.note(f"requested {request.url}"))
@@ -55,6 +62,18 @@ def visit(browser: Any, served: Any, heard: Heard) -> Iterator[Visit]:
     for context in contexts:
         context.close()
     assert heard.messages == []
+
+
+@cache
+def photo_model() -> View:
+    return vitrail.load("photo")
+
+
+def shorten_curves(route: Any) -> None:
+    """The scores of a comparison have few steps: their values are not the point."""
+    body = route.request.post_data_buffer
+    assert USUAL_STEPS in body
+    route.continue_(post_data=body.replace(USUAL_STEPS, FEW_STEPS))
 
 
 def explained(page: Any, *parts: str) -> Any:

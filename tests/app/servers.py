@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.app.quick_trust import FEW
 
+PATIENT, QUICK_TRUST = (Path(__file__).with_name(name) for name in ("patient.py", "quick_trust.py"))
+
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
@@ -16,9 +18,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from tests.app.serving import subprocess_server
 
     folder = tmp_path_factory.mktemp("serve")
-    options = ["--plugin", str(Path(__file__).with_name("quick_trust.py"))]
+    options = ["--plugin", str(QUICK_TRUST)]
     missing = {"TMPDIR": str(folder / "missing"), "TEMP": str(folder / "missing")}
-    with subprocess_server(folder / "log", *options, **missing) as server:
+    with subprocess_server(folder / "log", *options, program=[str(PATIENT)], **missing) as server:
         yield server
 
 
@@ -37,12 +39,14 @@ def client(served: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def small() -> Iterator[Any]:
-    """A short queue and little memory."""
-    from tests.app.serving import inner_server
+    """A short queue and little memory; it is patient with a cancelled job, so that a slow machine loses no worker."""
+    from tests.app.serving import PATIENCE, inner_server
 
     from vitrail.app.server.settings import Settings
 
-    settings = Settings(port=0, queue=2, threads=1, stop_seconds=1, cache_bytes=8 * 2**20)
+    settings = Settings(
+        port=0, queue=2, threads=1, stop_seconds=PATIENCE, cache_bytes=8 * 2**20, plugins=(QUICK_TRUST,)
+    )
     with inner_server(settings, "scenes") as server:
         yield server
 

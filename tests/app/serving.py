@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from vitrail.app.server.settings import Settings
 from vitrail.cli.serve import bind
 
 SAMPLES = Path(__file__).parents[2] / "src" / "vitrail" / "data" / "samples"
-PATIENCE = 120.0  # seconds after which a test gives up
+PATIENCE = 240.0  # seconds after which a test gives up
 CAT = (SAMPLES / "cat.jpg").read_bytes()
 
 
@@ -39,7 +39,7 @@ class Served:
     process: subprocess.Popen[str] | None = None
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
 
     def processes(self) -> list[int]:
         """The server and all its children."""
@@ -69,9 +69,11 @@ def resident(pid: int) -> int:
 
 
 @contextmanager
-def subprocess_server(log: Path, *options: str, **environment: str) -> Iterator[Served]:
+def subprocess_server(
+    log: Path, *options: str, program: Sequence[str] = ("-m", "vitrail.cli.program"), **environment: str
+) -> Iterator[Served]:
     """``vitrail serve`` on a free port."""
-    command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0", "--threads", "1", *options]
+    command = [sys.executable, *program, "serve", "--port", "0", "--threads", "1", *options]
     with (
         log.open("w") as errors,
         subprocess.Popen(

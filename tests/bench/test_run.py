@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from tests.bench.plans import COLUMNS, own_methods, plan, same, table  # noqa: F401
+from tests.families import FULL
 from typer.testing import CliRunner
 
 import vitrail
@@ -31,7 +32,7 @@ from vitrail.data.names import data_name
 from vitrail.methods.registry import METHODS
 from vitrail.report.results import read_results
 
-KILLS = 20
+KILLS = 20 if FULL else 8
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -87,7 +88,7 @@ def test_methods_that_are_finished_survive_a_kill(tmp_path: Path) -> None:
         return images.mean(1)[:, ::8, ::8]
 
     methods = ["tests_deadly", "rise(masks=70)", "random", "gen_att", "rise(masks=40)", "smooth_grad(samples=3)"]
-    chosen = plan(methods=methods, metrics=["sparseness", "insertion(steps=9)", "max_sensitivity(samples=1)"],
+    chosen = plan(methods=methods, metrics=["sparseness", "insertion(steps=3)", "max_sensitivity(samples=1)"],
                   images=6, batch_size=4, cheap_only=["max_sensitivity"])  # fmt: skip
     view = vitrail.load("scenes")
     child = multiprocessing.get_context("fork").Process(target=_go, args=(chosen, tmp_path / "killed", view))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import os
 import re
@@ -24,6 +25,7 @@ import safetensors.torch
 import timm
 import torch
 import typer
+from PIL import Image
 from tests.app.serving import Served
 from tests.test_layers import BASE, ROOMS
 from typer.testing import CliRunner
@@ -33,6 +35,10 @@ from vitrail.bench.plan import Plan
 from vitrail.cli.program import app
 from vitrail.methods.registry import METHODS
 from vitrail.metrics.base import METRICS
+from vitrail.metrics.perturbation import PixelCurve
+from vitrail.models import embedded
+from vitrail.models.embedded import load_embedded
+from vitrail.models.view import View
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -42,6 +48,9 @@ PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")  # t
 FENCE = re.compile(r"^( *)```(\{[^}\n]*\}|\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "sh", "toml", "csv", "text", "theirs"}
 SMALL = {"embed_dim": 48, "num_heads": 3}  # stands in for any ViT larger than "tiny"
+BLOCKS = 4  # of the embedded models, where a page does not depend on what they recognise
+RECOGNISING = {"docs/quickstart.md"}
+STEPS = 4  # at most, of a curve
 EXPENSIVE = ("--score", "--curves", "bench", "report", "serve", "--data")  # commands with these are parsed, not run
 
 
@@ -87,27 +96,65 @@ def test_every_block_has_a_known_language(page: Path) -> None:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every file that the pages name."""
     root = tmp_path_factory.mktemp("files")
-    shutil.copy(PHOTO, root / "photo.jpg")
+    with Image.open(PHOTO) as photo:
+        photo.resize((photo.width // 2, photo.height // 2)).save(root / "photo.jpg")
     shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", root)
     (root / "photos").mkdir()
     for number in (1, 2):
-        shutil.copy(PHOTO, root / "photos" / f"{number}.jpg")
+        shutil.copy(root / "photo.jpg", root / "photos" / f"{number}.jpg")
     (root / "labels.txt").write_text("".join(f"thing {i}\n" for i in range(10)), encoding="utf-8")
     module = timm.create_model("deit_tiny_patch16_224", num_classes=10)
     safetensors.torch.save_file(module.state_dict(), root / "w.safetensors")
     return root
 
 
+def copy_or_link(source: str, target: str) -> None:
+    """Weights are large, and no page changes them."""
+    (os.link if source.endswith(".safetensors") else shutil.copy)(source, target)
+
+
 @pytest.fixture
-def folder(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """The working directory of a reader: the files that the pages name, and hubs that answer without a network."""
-    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True, copy_function=copy_or_link)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    page = parameters.get("page")
+    text = parameters.get("command", "") if page is None else page.read_text(encoding="utf-8")
     answer_for_timm(monkeypatch)
-    answer_for_hugging_face(monkeypatch)
+    if "hf:" in text or "transformers" in text:
+        answer_for_hugging_face(monkeypatch)
     answer_for_torchvision(monkeypatch)
+    if page is None or name_of(page) not in RECOGNISING:
+        shorten_embedded_models(monkeypatch)
+    shorten_curves(monkeypatch)
     return tmp_path
+
+
+def shorten_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves have few steps, whatever a page asks for; a number of steps that is refused still is."""
+    check = PixelCurve.__post_init__
+
+    def shortened(metric: PixelCurve) -> None:
+        check(metric)
+        metric.steps = min(metric.steps, STEPS)
+
+    monkeypatch.setattr(PixelCurve, "__post_init__", shortened)
+
+
+@cache
+def short_model(name: str) -> View:
+    view = load_embedded(name)
+    view.module.blocks = view.module.blocks[:BLOCKS]
+    short = vitrail.wrap(view.module, labels=view.labels, output=view.output, name=name)
+    short.preprocessing, short.note = view.preprocessing, view.note
+    return short
+
+
+def shorten_embedded_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded models without most of their blocks, and read from disk once."""
+    monkeypatch.setattr(embedded, "load_embedded", lambda name: copy.deepcopy(short_model(name or embedded.DEFAULT)))
 
 
 def answer_for_timm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +214,7 @@ def run(block: Block, module: types.ModuleType) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in having("python") if page != WEB], ids=name_of)
-@pytest.mark.usefixtures("folder", "registered")
+@pytest.mark.usefixtures("folder", "registered", "as_served")
 @pytest.mark.filterwarnings("ignore")
 def test_python_runs(page: Path, module: types.ModuleType) -> None:
     for block in blocks(page):
@@ -215,8 +262,8 @@ def is_cheap(words: list[str]) -> bool:
 CHEAP = sorted({shlex.join(words) for page in PAGES for words in commands(page) if is_cheap(words)})
 
 
-@pytest.mark.parametrize("command", CHEAP)
-@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("command", CHEAP, ids=str)
+@pytest.mark.usefixtures("folder", "as_served")
 @pytest.mark.filterwarnings("ignore")
 def test_command_runs(command: str) -> None:
     words = shlex.split(command)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.app.pages import PHONE, Heard, Visit, compare, explained, hold, on_patch, page_state
+from tests.app.pages import PHONE, Heard, Visit, compare, explained, hold, on_patch, page_state, photo_model
 
 import vitrail
 
@@ -43,7 +43,7 @@ def trusted(page: Any) -> str:
 @pytest.mark.usefixtures("as_served")
 def test_the_page_says_what_the_library_says(visit: Visit) -> None:
     page = explained(visit("#sample=cat"))
-    local = vitrail.explain("photo", str(CAT))
+    local = vitrail.explain(photo_model(), str(CAT))
     local.trust()
     assert trusted(page) == local.trust_line
     assert page.inner_text("#split") == local.score_line
@@ -108,7 +108,7 @@ def test_a_failure_is_told_where_the_trust_would_be(visit: Visit, heard: Heard) 
 
 def test_a_contrast_has_both_probabilities(visit: Visit) -> None:
     page = explained(visit(f"#sample=cat&target={TABBY}&against={LAST}"))
-    local = vitrail.explain("photo", str(CAT), target=TABBY, against=LAST)
+    local = vitrail.explain(photo_model(), str(CAT), target=TABBY, against=LAST)
     question = page.inner_text("#question")
     assert re.match(rf"Why tabby \([\d.]+ %\) rather than {local.against_label} \((< )?[\d.]+ %\)\?", question)
     assert page.inner_text(f".class[data-index='{LAST}'] .share") in question
@@ -125,7 +125,7 @@ def test_a_contrast_has_both_probabilities(visit: Visit) -> None:
 
 def test_the_score_of_a_patch_is_its_share(visit: Visit) -> None:
     page = explained(visit("#sample=cat"))
-    local = vitrail.explain("photo", str(CAT))
+    local = vitrail.explain(photo_model(), str(CAT))
     best = int(local.map.argmax())
     page.mouse.move(*on_patch(page, best))
     score = float(page.inner_text("#readout .place").rpartition("score +")[2])
@@ -136,7 +136,7 @@ def test_the_score_of_a_patch_is_its_share(visit: Visit) -> None:
 @pytest.mark.parametrize("method", ["decompx.skipplus", "rollout", "epsilon_lrp"])
 def test_storage_patches_are_marked_and_can_be_hidden(visit: Visit, heard: Heard, method: str) -> None:
     heard.expected.append("willReadFrequently")
-    page = explained(visit(f"#sample=cat&drawing=blocks&method={method}"))
+    page = explained(visit(f"#sample=star-and-heart&drawing=blocks&method={method}"))
     trusted(page)
     assert all(shade[3] == 0 for shade in page.evaluate(SHADES, ["panes", STORAGE[0]]))
     page.evaluate(USE_STORAGE, STORAGE)
@@ -146,13 +146,14 @@ def test_storage_patches_are_marked_and_can_be_hidden(visit: Visit, heard: Heard
         assert shades[0, 3] == 0, "clear in the middle"
         assert (shades[:, 3] == 255).any()
         assert shades[shades[:, 3] == 255][:, :3].min() < 60, "dark on white"
-    page.mouse.move(*on_patch(page, STORAGE[0]))
+    page.mouse.move(*on_patch(page, STORAGE[0], grid=(8, 8)))
     assert "used as storage" in page.inner_text("#readout .place")
     page.check("#hide-storage")
     page.wait_for_function("() => location.hash.includes('storage=hide')")
     for patch in STORAGE:
         assert page.evaluate(SHADES, ["map", patch])[0][3] < 4, "no evidence"
-    with page.expect_request("**/api/picture") as request:
+    # Waits for the file: a picture that is given up takes the worker of the server along.
+    with page.expect_request("**/api/picture") as request, page.expect_download():
         page.click("[data-save=png]")
     assert 'name="storage"\r\n\r\nhide' in request.value.post_data
     page.reload()

@@ -40,9 +40,10 @@ def test_hostile_uploads_get_an_error_and_leave_nothing_behind(served: Served, c
     assert client.post("/api/predict", files=upload()).status_code == 200
     until(lambda: served.rss() - before < CACHE)
     before = served.rss()
-    for hostile in uploads:  # again: memory does not grow
-        if 200 not in hostile.allowed:
-            assert 400 <= send(client, hostile).status_code < 500
+    refused = [hostile for hostile in uploads if 200 not in hostile.allowed]
+    large = [hostile for hostile in refused if "promise" in hostile.name or "bomb" in hostile.name]
+    for hostile in (*large, *refused[::4]):  # again: memory does not grow
+        assert 400 <= send(client, hostile).status_code < 500
     until(lambda: served.rss() - before < FLAT)
 
 
