@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.app.quick_trust import FEW
 
-PATIENT, QUICK_TRUST = (Path(__file__).with_name(name) for name in ("patient.py", "quick_trust.py"))
+QUICK_TRUST = Path(__file__).with_name("quick_trust.py")
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("serve")
     options = ["--plugin", str(QUICK_TRUST)]
     missing = {"TMPDIR": str(folder / "missing"), "TEMP": str(folder / "missing")}
-    with subprocess_server(folder / "log", *options, program=[str(PATIENT)], **missing) as server:
+    with subprocess_server(folder / "log", *options, **missing) as server:
         yield server
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +69,9 @@ def resident(pid: int) -> int:
 
 
 @contextmanager
-def subprocess_server(
-    log: Path, *options: str, program: Sequence[str] = ("-m", "vitrail.cli.program"), **environment: str
-) -> Iterator[Served]:
+def subprocess_server(log: Path, *options: str, **environment: str) -> Iterator[Served]:
     """``vitrail serve`` on a free port."""
-    command = [sys.executable, *program, "serve", "--port", "0", "--threads", "1", *options]
+    command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0", "--threads", "1", *options]
     with (
         log.open("w") as errors,
         subprocess.Popen(

@@ -30,7 +30,7 @@ class Settings:
     token: str | None = None
     queue: int = 16  # maximum number of waiting jobs, for quick and long jobs each
     job_seconds: float = 120.0
-    stop_seconds: float = 2.0  # after which the process of a cancelled job is killed
+    stop_seconds: float = 15.0  # after which the process of a cancelled job is killed; a new one loads its models again
     threads: int = field(default_factory=spare_cores)
     upload_bytes: int = 20 * MIB
     receiving_bytes: int = 160 * MIB  # of all uploads in transit
