@@ -255,7 +255,7 @@ def embedding(family: Family, module: nn.Module, images: Tensor) -> Embedding:
     pre_norm = named.get("norm_pre", named.get("pre_layrnorm", nn.Identity()))
     recorded: list[Tensor] = []
     handle = pre_norm.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0]))
-    tokens = describe(family, module, images).tokens
+    tokens = describe(family, module, images.clone()).tokens  # a copy is not known yet: the module runs
     handle.remove()
     before = (recorded[0] if recorded else tokens)[:, family.prefix :]
     patch = convolution.kernel_size[0]

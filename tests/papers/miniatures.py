@@ -139,6 +139,7 @@ def _figure1(root: Path) -> None:
         layouts.picture(root / name / "1.png", SIZE, seed)
 
 
+PETS = ("Abyssinian", "american bulldog")  # of 37 breeds
 STAND_INS = {
     "vit_base_patch16_224": ("vit_base_patch16_224", 8),
     "vit_large_patch16_224": ("vit_large_patch16_224", 8),
@@ -169,8 +170,10 @@ def _module(name: str, classes: int) -> nn.Module:
 
 def stand_in(spec: ModelSpec) -> View:
     """A tiny random network of the family that a plan names, seen through the plan's preprocessing."""
-    module = _module(spec.name, spec.options.get("num_classes", 1000))
-    view = vitrail.wrap(module, name=spec.name)
+    classes = spec.options.get("num_classes", 1000)
+    module = _module(spec.name, classes)
+    labels = [*PETS, *map(str, range(len(PETS), classes))] if classes == 37 else None
+    view = vitrail.wrap(module, name=spec.name, labels=labels)
     view.preprocessing = Preprocess.from_dict(view.preprocessing.to_dict() | spec.preprocessing)
     return view
 
