@@ -220,7 +220,7 @@ def test_against_explains_the_difference(method: str, model: View, photo: Image.
 # The same every time, whatever is around it
 
 
-@pytest.mark.parametrize("method", sorted(vitrail.list_methods()))
+@pytest.mark.parametrize("method", families.few(sorted(vitrail.list_methods()), 6))
 def test_batches_equal_single_images(method: str, model: View) -> None:
     images = [noise(32, 32, seed) for seed in range(3)]
     params = small_budget(method)

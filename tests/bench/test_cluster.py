@@ -62,10 +62,6 @@ def test_a_cluster_gives_the_same_rows_though_workers_are_killed(
             os.kill(alive[0], signal.SIGKILL)
             killed.append(alive[0])
 
-    PLAN.write(tmp_path / "cluster" / "plan.toml")
-    with pytest.raises(VitrailError, match="no_such_method"):
-        cluster.run_on_cluster(replace(PLAN, methods=["no_such_method"]), tmp_path / "cluster", workers=1)
-    assert Store(tmp_path / "cluster").plan() == PLAN, "a plan that cannot start leaves the old one"
     outcome = cluster.run_on_cluster(PLAN, tmp_path / "cluster", watch=kill_one, workers=2, load=load)
     assert len(killed) == kills
     run(PLAN, tmp_path / "alone")
@@ -149,6 +145,14 @@ def test_an_address_outside_needs_the_client(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     with pytest.raises(VitrailError, match=r"--cluster ray://head:10001 needs the Ray client .*vitrail\[cluster\]"):
         cluster._connect("ray://head:10001")
+
+
+@pytest.mark.full
+def test_a_plan_that_cannot_start_leaves_the_old_one(nodes: object, tmp_path: Path) -> None:
+    PLAN.write(tmp_path / "plan.toml")
+    with pytest.raises(VitrailError, match="no_such_method"):
+        cluster.run_on_cluster(replace(PLAN, methods=["no_such_method"]), tmp_path, workers=1)
+    assert Store(tmp_path).plan() == PLAN
 
 
 @pytest.mark.full

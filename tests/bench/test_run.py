@@ -35,7 +35,7 @@ from vitrail.report.results import read_results
 KILLS = 20 if FULL else 8
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(tmp_path: Path, deterministic: bool) -> None:
     torch.set_num_threads(1)
     chosen = plan(deterministic=deterministic)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests import helpers
-from tests.families import FAMILIES, HIERARCHICAL
+from tests.families import FAMILIES, HIERARCHICAL, few
 from tests.helpers import DOUBLE, batch, crossed, relative, viewed
 from tests.oracles import atman, hsic, occlusion, pami, rise, score_cam, shapley, tis, vit_cx
 from torch import Tensor
@@ -42,7 +42,7 @@ def explained(name: str, method: str, **params: object) -> Tensor:
     return build_method(method, viewed(name)[2], **params).attribute(batch(name, 1), TARGET)[0]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few([*FAMILIES], 4))
 def test_tis_with_every_channel_as_a_mask(name: str) -> None:
     family, module, _ = viewed(name)
     image = batch(name, 1)
@@ -258,9 +258,7 @@ def test_score_cam_is_its_literal_definition(name: str) -> None:
 ATMAN = ((0.1, 0.6), (0.3, None), (0.05, 0.1))
 
 
-@pytest.mark.parametrize(
-    ("name", "params"), crossed(itertools.product(FAMILIES, ATMAN), always=lambda _, params: params == ATMAN[0])
-)
+@pytest.mark.parametrize(("name", "params"), crossed(itertools.product(FAMILIES, ATMAN)))
 def test_atman_is_its_literal_definition(name: str, params: tuple[float, float | None]) -> None:
     family, module, _ = viewed(name)
     expected = atman.atman(family, module, batch(name, 1), TARGET, *params)

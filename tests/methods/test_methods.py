@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.families import FAMILIES, HIERARCHICAL
+from tests.families import FAMILIES, HIERARCHICAL, few
 from tests.helpers import DOUBLE, batch, close, crossed, in_both_precisions, refusals, relative, viewed
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout
 from tests.oracles.decompx import decompose
@@ -40,7 +40,7 @@ def agrees(name: str, dtype: torch.dtype, scores: torch.Tensor, method: str, **p
     assert relative(maps, expected) < (1e-9 if dtype == DOUBLE else 1e-4), method
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(few([*FAMILIES], 3)))
 def test_decompx_and_its_sums_against_the_literal_decomposition(name: str, dtype: torch.dtype) -> None:
     family, module, view = viewed(name)
     depth = view.num_layers
@@ -51,7 +51,7 @@ def test_decompx_and_its_sums_against_the_literal_decomposition(name: str, dtype
     agrees(name, dtype, sum(layers[-(-depth // 2) :]), "decompx.skipplus")
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(FAMILIES))
+@pytest.mark.parametrize(("name", "dtype"), in_both_precisions(few([*FAMILIES], 3)))
 def test_attention_methods_against_the_literal_maps(name: str, dtype: torch.dtype) -> None:
     family, module, _ = viewed(name)
     images = batch(name)

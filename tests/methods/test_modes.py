@@ -71,8 +71,10 @@ def test_half_precision_weights_are_explained_in_single_precision(call: str, dty
     assert narrow.logits(image("timm_vit")).dtype == narrow.dtype == dtype, "the model itself keeps its precision"
 
 
-@pytest.mark.parametrize("call", ["grad_cam", "vit_cx", "occlusion", "integrated_gradients"])
-@pytest.mark.parametrize("family", ["timm_swin", "hf_swin"])
+@pytest.mark.parametrize(
+    ("family", "call"),
+    crossed(itertools.product(["timm_swin", "hf_swin"], ["grad_cam", "vit_cx", "occlusion", "integrated_gradients"])),
+)
 def test_half_precision_features_are_explained_in_single_precision(family: str, call: str) -> None:
     narrow, wide = half(family, torch.bfloat16)
     before = state_of(narrow.module)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.helpers import DOUBLE
+from tests.helpers import DOUBLE, crossed
 from tests.metrics.common import CLOSE, PIXEL_KINDS, TOKEN_KINDS, Bench, a_map, background, bench, on_input, tied
 from torch import Tensor
 
@@ -131,11 +131,11 @@ def test_same_seed_same_value(metric: str) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "name"),
-    [
+    crossed(
         (metric, name)
         for metric, name in itertools.product(CURVES, ["timm_vit_gap", "timm_swin"])
         if name != "timm_swin" or list_metrics()[metric].needs != "tokens"
-    ],
+    ),
 )
 def test_batched_is_one_by_one_whatever_the_chunk(metric: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of, params = bench(name), small(metric, steps=3, baseline="mean")

@@ -133,7 +133,10 @@ def test_the_score_of_a_patch_is_its_share(visit: Visit) -> None:
     assert score != pytest.approx(float(local.map.max()), rel=1e-1)
 
 
-@pytest.mark.parametrize("method", ["decompx.skipplus", "rollout", "epsilon_lrp"])
+@pytest.mark.parametrize(
+    "method",
+    ["decompx.skipplus", *(pytest.param(name, marks=pytest.mark.full) for name in ("rollout", "epsilon_lrp"))],
+)
 def test_storage_patches_are_marked_and_can_be_hidden(visit: Visit, heard: Heard, method: str) -> None:
     heard.expected.append("willReadFrequently")
     page = explained(visit(f"#sample=star-and-heart&drawing=blocks&method={method}"))
