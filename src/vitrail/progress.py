@@ -13,6 +13,7 @@ T = TypeVar("T")
 Watcher = Callable[[str, int, int], None]
 
 _watcher: ContextVar[Watcher | None] = ContextVar("_watcher", default=None)
+_passes: ContextVar[Any] = ContextVar("_passes", default=None)  # the bar of ``passes_counted``
 
 
 @contextmanager
@@ -43,6 +44,32 @@ def counted(total: int, name: str, unit: str = "mask") -> Any:
     if watcher is not None:
         return _Count(total, name, watcher)
     return tqdm(total=total, desc=name, unit=unit, delay=2, disable=None, leave=False)
+
+
+@contextmanager
+def passes_counted(expected: int, name: str) -> Iterator[None]:
+    """Inside, a bar counts the forward passes that ``passed`` reports; past the expected number its end is unknown.
+
+    If none is expected, none is counted.
+    """
+    if not expected:
+        yield
+        return
+    with counted(expected, name, "pass") as bar:
+        token = _passes.set(bar)
+        try:
+            yield
+        finally:
+            _passes.reset(token)
+
+
+def passed(images: int) -> None:
+    """A network has made a forward pass of so many images."""
+    bar = _passes.get()
+    if bar is not None:
+        if bar.n + images > bar.total:
+            bar.total = 0
+        bar.update(images)
 
 
 def _reported(steps: Iterable[T], name: str, watcher: Watcher) -> Iterator[T]:

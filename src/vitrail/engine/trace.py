@@ -16,6 +16,7 @@ from vitrail.core.rules import Plain, get_rule
 from vitrail.engine.modes import own_modes
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
+from vitrail.progress import passed
 from vitrail.targets import Target
 
 # What can be kept, and of which value each gradient is.
@@ -156,6 +157,7 @@ def make_trace(view: View, parts: Architecture | None, images: Tensor, target: T
     images = images.detach().clone()
     if parts is None:
         return _trace_features(view, images, target, spec)
+    passed(len(images))
     if spec.precise and images.device.type != "mps":
         parts, images = converted(parts, torch.float64), images.double()
     rule = get_rule(spec.rule) if isinstance(spec.rule, str) else spec.rule

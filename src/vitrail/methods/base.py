@@ -18,6 +18,7 @@ from vitrail.engine.scheduler import Scheduler
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.models.view import View, check_floats
+from vitrail.progress import passes_counted
 from vitrail.targets import ClassSpec, Target, at_least_single, on_device
 
 
@@ -122,7 +123,8 @@ class Method(Named):
         yield []  # others may take what they share first
         target = on_device(target, batch.images.device)
         assert target.index is not None
-        return self.run(batch.images, target.index, target.against)
+        with passes_counted(round(self.passes()[0] * len(batch)), self.info.name):
+            return self.run(batch.images, target.index, target.against)
 
     def run(self, images: Tensor, target: Tensor, against: Tensor | None) -> Attribution:
         """For methods that call the model themselves: the maps of a checked batch; ``target`` (B,)."""

@@ -13,6 +13,7 @@ from vitrail.errors import VitrailError
 from vitrail.models import huggingface, timm, torchvision
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.view import View
+from vitrail.progress import passed
 
 
 def is_hierarchical(module: nn.Module) -> bool:
@@ -91,6 +92,7 @@ class Hierarchical(View):
         wrong = [stage for stage in stages if not -self.num_stages <= stage < self.num_stages]
         if wrong:
             raise VitrailError(f"{self.name} has {self.num_stages} stages; there is no stage {wrong[0]}.")
+        passed(len(images))
         module = evaluation_clone(self.module)
         outputs: dict[int, Tensor] = {}
         for stage in stages:

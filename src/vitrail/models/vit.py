@@ -14,6 +14,7 @@ from vitrail.core.operations import ReadoutRecorder, Walk
 from vitrail.core.parts import Architecture, tensors_of
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
+from vitrail.progress import passed
 
 
 @dataclass(eq=False, repr=False)
@@ -79,6 +80,7 @@ class ViT(View):
             keep: (B, k) grid indices of the patches that stay, a different set per image; None = all of them.
         """
         parts = self.architecture()
+        passed(len(tokens) if keep is None else len(keep))
         if keep is None:
             return Walk(parts).encode(tokens)
         keep = self._check_keep(keep.to(tokens.device), tokens.shape[0], tokens.shape[1] - self.num_prefix)

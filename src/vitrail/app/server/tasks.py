@@ -225,7 +225,8 @@ class MethodProgress:
         if start > self._deadline:
             raise MethodTimeout
         self._advance(data["done"], data["total"])
-        text = f"{self._state['what']}: {data['what']} {data['done']}/{data['total']}"
+        end = f"/{data['total']}" if data["total"] else ""
+        text = f"{self._state['what']}: {data['what']} {data['done']}{end}"
         self._report(event, {**self._state, "done": self._state["done"] + self._done, "what": text})
         self._deadline += monotonic() - start  # a quick job may have run in between
 
