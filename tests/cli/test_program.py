@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.cli.common import OVERVIEW, Run, error_line, files_in, noise, results_in
+from typer.testing import CliRunner
 
 import vitrail
 from vitrail.cli import explain
@@ -43,6 +44,13 @@ def test_every_command_is_in_the_file_of_its_name(name: str) -> None:
     module = "listing" if name in ("models", "methods", "metrics") else name
     (command,) = (info.callback for info in app.registered_commands if info.callback and info.callback.__name__ == name)
     assert command.__module__ == f"vitrail.cli.{module}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_no_types_of_python(name: str) -> None:
+    done = CliRunner().invoke(app, [name, "--help"])
+    assert done.exit_code == 0
+    assert "list[" not in done.output
 
 
 def test_the_console_script_ends_with_one_line_and_code_one(place: Path) -> None:

@@ -185,7 +185,7 @@ def test_ordered_share_of_three_groups() -> None:
 @functools.cache
 def scenes() -> tuple[View, Tensor, list[int]]:
     view = vitrail.load("scenes")
-    images = torch.stack([view.preprocess(Image.fromarray(scene.image)) for scene in Scenes(4, seed=11, objects=1)])
+    images = torch.stack([view.preprocess(Image.fromarray(scene.image)) for scene in Scenes(6, seed=11, objects=1)])
     return view, images, view.module(images).argmax(1).tolist()
 
 
@@ -198,7 +198,7 @@ def test_a_random_map_agrees_by_chance_only(metric: str) -> None:
         maps = build_method(method, view, **options).attribute(images, targets)
         return [score.value for score in measure(metric, view, images, maps, targets, **params)]
 
-    drawn = np.concatenate([scores("random", seed=seed) for seed in range(5)])
+    drawn = np.concatenate([scores("random", seed=seed) for seed in range(8)])
     error = drawn.std() / math.sqrt(len(drawn))
     assert error < 0.1
     assert abs(drawn.mean()) < 3.5 * error

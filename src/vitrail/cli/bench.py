@@ -97,7 +97,9 @@ def bench(
         return
     if plan is not None and str(plan) in SUITES and not plan.exists():
         unused = {"--model": model, "--metrics": metrics, "--images": images, "--seed": seed, "--target": target,
-                  "--protocol": protocol, "--preset": preset, "--cluster": cluster, **load_options}  # fmt: skip
+                  "--protocol": protocol, "--preset": preset, "--cluster": cluster, "--workers": workers,
+                  "--batch-size": batch_size, "--deterministic": deterministic or None,
+                  **{f"--{name.replace('_', '-')}": value for name, value in load_options.items()}}  # fmt: skip
         run_suite(
             str(plan),
             None if data is None else Path(data),
@@ -143,7 +145,7 @@ def run_suite(
 ) -> None:
     """Measures the pairs of a suite one after another and writes its page.
 
-    The methods of plugins are measured beside the suite's reference, and join the table that comes with vitrail.
+    The methods of plugins are measured beside the suite's reference.
     """
     from vitrail.bench.suite import open_suite
     from vitrail.methods.registry import METHODS

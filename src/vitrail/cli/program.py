@@ -15,9 +15,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 from vitrail.cli.bench import bench
 from vitrail.cli.compare import compare
@@ -36,6 +37,17 @@ SAVING = 5.0  # seconds in which a second SIGTERM does not interrupt the saving:
 
 # Replacements for characters that an old encoding lacks.
 ASCII = {"→": "->", "×": "x", "…": "...", "–": "-", "−": "-", "·": "-", "±": "+-", "↑": "(up)", "↓": "(down)"}
+
+
+class Command(TyperCommand):
+    """A command whose help has no Python type (``list[str]``) for arguments of several values: the name suffices."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for parameter in self.params:
+            if parameter.nargs != 1 and isinstance(parameter, TyperArgument):
+                parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+
 
 app = typer.Typer(
     name="vitrail",
@@ -56,7 +68,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 for command in (explain, compare, models, methods, metrics, bench, report, reproduce, serve):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def main() -> None:

@@ -157,7 +157,6 @@ def make_trace(view: View, parts: Architecture | None, images: Tensor, target: T
     images = images.detach().clone()
     if parts is None:
         return _trace_features(view, images, target, spec)
-    passed(len(images))
     if spec.precise and images.device.type != "mps":
         parts, images = converted(parts, torch.float64), images.double()
     rule = get_rule(spec.rule) if isinstance(spec.rule, str) else spec.rule
@@ -169,7 +168,9 @@ def make_trace(view: View, parts: Architecture | None, images: Tensor, target: T
         y = target.score(view, logits, spec.output)
         early = [Walk(parts, rule).head(x, parts.head, len(parts.blocks)) for x in recorder.early]
         objective = y + sum(target.score(view, logits, spec.output) for logits in early)
-        return replace(recorder.finish(logits.detach(), y, objective), parts=parts)
+        made = replace(recorder.finish(logits.detach(), y, objective), parts=parts)
+    passed(len(images))
+    return made
 
 
 def join_traces(traces: Sequence[Trace]) -> Trace:

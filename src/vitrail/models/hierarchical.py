@@ -92,7 +92,6 @@ class Hierarchical(View):
         wrong = [stage for stage in stages if not -self.num_stages <= stage < self.num_stages]
         if wrong:
             raise VitrailError(f"{self.name} has {self.num_stages} stages; there is no stage {wrong[0]}.")
-        passed(len(images))
         module = evaluation_clone(self.module)
         outputs: dict[int, Tensor] = {}
         for stage in stages:
@@ -109,6 +108,7 @@ class Hierarchical(View):
             )
         if len(outputs) < len(stages):
             raise self._refuse("its forward method was replaced by a function that does not call its stages")
+        passed(len(images))
         return logits, [outputs[stage] for stage in stages]
 
     @staticmethod

@@ -80,11 +80,12 @@ class ViT(View):
             keep: (B, k) grid indices of the patches that stay, a different set per image; None = all of them.
         """
         parts = self.architecture()
-        passed(len(tokens) if keep is None else len(keep))
-        if keep is None:
-            return Walk(parts).encode(tokens)
-        keep = self._check_keep(keep.to(tokens.device), tokens.shape[0], tokens.shape[1] - self.num_prefix)
-        return Walk(parts, keep=keep).encode(self.present(tokens, keep))
+        if keep is not None:
+            keep = self._check_keep(keep.to(tokens.device), tokens.shape[0], tokens.shape[1] - self.num_prefix)
+            tokens = self.present(tokens, keep)
+        logits = Walk(parts, keep=keep).encode(tokens)
+        passed(len(logits))
+        return logits
 
     def present(self, tokens: Tensor, keep: Tensor) -> Tensor:
         tokens = tokens.expand(keep.shape[0], -1, -1)
