@@ -16,13 +16,14 @@ from scipy.stats import spearmanr
 from tests.report.opening import PHONE, Open
 from tests.report.run_folders import Made, frame_of
 
+import vitrail
 from vitrail.bench.store import Store
 from vitrail.errors import VitrailError
+from vitrail.report import leaderboard
 from vitrail.report.leaderboard import (
     COLUMNS,
     REFERENCE,
     Pair,
-    fragment,
     merge_tables,
     page,
     read_table,
@@ -319,7 +320,7 @@ def test_hostile_names_are_escaped(table: pd.DataFrame) -> None:
 
 
 def test_a_fragment_leaks_no_style(table: pd.DataFrame) -> None:
-    text = fragment(table, PAIRS, COSTS)
+    text = page(table, PAIRS, COSTS, whole=False)
     assert text.startswith('<div class="vlb">')
     assert text.rstrip().endswith("</div>")
     assert not re.search(r"<(html|head|body|main|h1)\b", text)
@@ -449,7 +450,7 @@ def test_pictures_beside_the_page_are_shown(table: pd.DataFrame, tmp_path: Path,
 
 
 def test_a_fragment_follows_the_palette_of_the_site(table: pd.DataFrame, tmp_path: Path, open_page: Open) -> None:
-    content = fragment(table, PAIRS, COSTS)
+    content = page(table, PAIRS, COSTS, whole=False)
     ink = "getComputedStyle(document.querySelector('.vlb')).color"
     colours = {}
     for palette in ("default", "slate"):
@@ -464,3 +465,13 @@ def test_a_fragment_follows_the_palette_of_the_site(table: pd.DataFrame, tmp_pat
         colours[palette] = board.evaluate(ink)
         assert board.evaluate("getComputedStyle(document.querySelector('p')).color") == "rgb(0, 0, 0)"
     assert colours == {"default": "rgb(27, 29, 33)", "slate": "rgb(233, 235, 238)"}
+
+
+def test_the_cost_of_a_method_that_fails_is_unknown() -> None:
+    @vitrail.method("tests_costs_failing")
+    def failing(model, images, target):  # type: ignore[no-untyped-def]
+        raise ValueError("svd did not converge")
+
+    with pytest.warns(UserWarning, match="the cost of tests_costs_failing is unknown: svd did not converge"):
+        assert leaderboard._own_costs(["tests_costs_failing"]).empty
+    assert leaderboard._own_costs([]).empty

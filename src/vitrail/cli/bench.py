@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.shard import Shard
-from vitrail.calls import split_list
+from vitrail.calls import call_name, split_list
 from vitrail.cli import options
 from vitrail.cli.outputs import plural
 from vitrail.cli.sources import print_skipped
@@ -166,7 +166,8 @@ def run_suite(
             continue
         console.print(f"[bold]{escape(pair.title)}[/]: {escape(pair.about)}", soft_wrap=True)
         failed += run(pair.plan, out / pair.name, device, retry, plugins=plugins, shard=shard)
-    page = write_leaderboard(out, suite.pairs, added)
+    measured = {call for pair in suite.pairs if pair.plan is not None for call in pair.plan.methods}
+    page = write_leaderboard(out, suite.pairs, sorted(call for call in measured if call_name(call) in added))
     console.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
     if failed:
         raise typer.Exit(1)

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -89,15 +90,19 @@ def shipped_costs() -> pd.DataFrame:
 
 
 def _own_costs(methods: Collection[str]) -> pd.DataFrame:
-    """The costs of methods that do not come with vitrail, measured here."""
+    """The costs of methods that do not come with vitrail, measured here; none of a method that fails."""
     import pandas as pd
 
     rows = []
-    if methods:
-        view = load()
-        image = view.preprocess(Crops(1)[0].image)[None]
-        costs = {method: measure_cost(method, view, image) for method in methods}
-        rows = [(method, cost.forwards, cost.images_per_second) for method, cost in costs.items()]
+    view = load() if methods else None
+    for method in methods:
+        assert view is not None
+        try:
+            cost = measure_cost(method, view, view.preprocess(Crops(1)[0].image)[None])
+        except Exception as error:  # a user's method may raise anything
+            warnings.warn(f"the cost of {method} is unknown: {error}", stacklevel=2)
+        else:
+            rows.append((method, cost.forwards, cost.images_per_second))
     return pd.DataFrame(rows, columns=["method", "forwards", "images_per_second"])
 
 
@@ -185,6 +190,7 @@ def page(
     costs: pd.DataFrame,
     highlighted: Collection[str] = (),
     gallery: Mapping[str, str] | None = None,
+    whole: bool = True,
 ) -> str:
     """The leaderboard as one HTML file, which needs no network.
 
@@ -195,19 +201,9 @@ def page(
             on a CPU; not necessarily of all methods.
         highlighted: methods to be marked as the reader's.
         gallery: relative URLs of the methods' pictures; None omits the section.
+        whole: False = only one element, for another page, whose styles apply to nothing else.
     """
-    return _rendered(_content(table, pairs, costs, highlighted, gallery), whole=True)
-
-
-def fragment(
-    table: pd.DataFrame,
-    pairs: Sequence[Pair],
-    costs: pd.DataFrame,
-    highlighted: Collection[str] = (),
-    gallery: Mapping[str, str] | None = None,
-) -> str:
-    """The content of ``page`` as one element, for another page: its styles apply to nothing else."""
-    return _rendered(_content(table, pairs, costs, highlighted, gallery), whole=False)
+    return _rendered(_content(table, pairs, costs, highlighted, gallery), whole)
 
 
 @dataclass(frozen=True)
