@@ -60,7 +60,8 @@ def variants() -> dict[str, list[str]]:
     calls = {}
     for name in dict.fromkeys(names):
         budget = BUDGET.get(name, {})
-        calls[name] = [join_call(name, budget), *(join_call(name, {**budget, **choice}) for choice in choices(name))]
+        settings = [budget, *({**budget, **choice} for choice in choices(name))]
+        calls[name] = [join_call(name, dict(sorted(setting.items()))) for setting in settings]  # as a run stores them
     return calls
 
 
@@ -101,9 +102,11 @@ def measure(options: argparse.Namespace) -> None:
 
 def table(options: argparse.Namespace) -> None:
     pairs = [name for name in options.pairs.split(",") if (options.out / name).is_dir()]
-    values = {name: by_call(Store(options.out / name)) for name in pairs}
+    values = {name: complete(by_call(Store(options.out / name))) for name in pairs}
+    counts = {name: len(calls["random"]) for name, calls in values.items()}
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["method", "choice", *(f"{name}{part}" for name in pairs for part in ("", " low", " high"))])
+    columns = [f"{name} ({counts[name]} images){part}" for name in pairs for part in ("", " low", " high")]
+    writer.writerow(["method", "choice", *columns])
     for default, *others in variants().values():
         means = [values[name].get(default) for name in pairs]
         writer.writerow([default, "default", *(cell for mean in means for cell in absolute(mean))])
@@ -119,6 +122,12 @@ def by_call(store: Store) -> dict[str, dict[str, float]]:
     for row in rows[rows["error"].isna()].itertuples():
         values.setdefault(join_call(row.method, json.loads(row.params)), {})[row.image] = row.value
     return values
+
+
+def complete(values: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The values of the images that every call has, so that all means are of the same ones."""
+    images = set.intersection(*(set(by_image) for by_image in values.values()))
+    return {call: {image: by_image[image] for image in images} for call, by_image in values.items()}
 
 
 def absolute(values: dict[str, float] | None) -> list[str]:
