@@ -4,7 +4,8 @@ Examples:
     python benchmarks/defaults.py measure --data DIR --images 40 --out RUN [--shard 1/8]
     python benchmarks/defaults.py table --data DIR --images 40 --out RUN > docs/results/defaults.csv
 `DIR` is the folder of `vitrail bench leaderboard --data DIR`. `measure` resumes. The table has a line per choice: its
-mean minus that of the default on each pair, paired by image, with the 95 % interval.
+mean minus that of the default on each pair, paired by image, with the 95 % interval. Measure again after a default has
+changed: the rows of a run hold no parameters that were defaults.
 """
 
 from __future__ import annotations

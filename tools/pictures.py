@@ -63,10 +63,11 @@ PAGES: dict[str, list[Column]] = {
         column("grad_cam_elementwise", "grad_cam_ elementwise"),
         column("layer_cam"),
         column("hires_cam", rule="frozen"),
-        column("grad_cam", protocol="authors"),
+        column("grad_cam", protocol="signed"),
+        column("hires_cam", protocol="signed"),
     ],
     "relevance": names("gen_att grad_sam trans_att partial_lrp lrp epsilon_lrp conservative_lrp attn_lrp"),
-    "markov": [*names("tam bt_h bt_t"), *(column(name, protocol="authors") for name in ("tam", "bt_h", "bt_t"))],
+    "markov": [*names("tam bt_h bt_t"), *(column(name, protocol="tis") for name in ("tam", "bt_h", "bt_t"))],
     "decomposition": names("decompx decompx.skipplus attin attin_residual globenc alti alti.plus"),
     "transformation": [
         column("vtranm"),
@@ -85,7 +86,8 @@ PAGES: dict[str, list[Column]] = {
         column("hsic"),
     ],
     "aggregations": [
-        *names("decompx decompx.plus decompx.skipplus gen_att gen_att.plus gen_att.skipplus raw_attention rollout"),
+        *names("decompx decompx.plus decompx.skipplus gen_att gen_att.plus gen_att.skipplus raw_attention"),
+        column("raw_attention.rollout", "raw_attention .rollout"),
         column("raw_attention.skipplus", "raw_attention .skipplus"),
     ],
     "rules": [

@@ -40,7 +40,8 @@ SHORT = {"att_ixg.plus": "att_cat"}  # the well-known name
 EFFORT = ("masks", "steps")
 QUALITY, POINTING, DISCRIMINATING = "insertion_minus_deletion", "pointing_game", "discriminativity"
 README_METHODS = ("decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "tis", "att_cat(rule=frozen)", "gen_att",
-                  "vtranm", "att_cat", "vit_cx(protocol=vit_cx)", "rollout", "rise", "random")  # fmt: skip
+                  "vtranm", "att_cat", "vit_cx(protocol=vit_cx)", "rollout(protocol=rollout)", "rise(ratio=0.5)",
+                  "random")  # fmt: skip
 
 MEAN = "mean"  # in place of a data set: the mean over all of them
 

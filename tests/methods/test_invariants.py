@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
-from tests.families import FAMILIES, HIERARCHICAL, few
+from tests.families import FAMILIES, HIERARCHICAL, few, randomize
 from tests.helpers import DOUBLE, answered, batch, in_both_precisions, relative, traced, viewed
+from tests.oracles import cams
 from tests.oracles import gradients as literal
 
 import vitrail
@@ -142,16 +144,17 @@ def test_alti_in_chunks_is_alti_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("name", SOME)
 def test_hires_cam_is_input_x_gradient_at_that_layer(name: str) -> None:
     for layer in range(viewed(name)[2].num_layers):
-        assert torch.equal(
-            explained(name, "hires_cam", layer=layer), explained(name, "input_x_gradient", start_layer=layer)
-        )
+        computed = explained(name, "hires_cam", layer=layer, protocol="signed")
+        assert torch.equal(computed, explained(name, "input_x_gradient", start_layer=layer))
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_positive_elements_of_both_signs_make_hires_cam(name: str) -> None:
     """The contrast the other way round has the opposite gradient: E(g) − E(−g) is the whole product."""
     view, images, rival = viewed(name)[2], batch(name), torch.tensor([1, 1, 2])
-    elements, whole = (build_method(method, view) for method in ("grad_cam_elementwise", "hires_cam"))
+    elements, whole = (
+        build_method(method, view, protocol="signed") for method in ("grad_cam_elementwise", "hires_cam")
+    )
     forth = elements.attribute(images, TARGET, against=rival)
     back = elements.attribute(images, rival, against=TARGET)
     expected = whole.attribute(images, TARGET, against=rival)
@@ -260,8 +263,12 @@ def test_cams_on_hierarchical_features(name: str) -> None:
     images = batch(name, 2)
     h, g = features_and_gradient(view, images, [0, 1])
     expected = (h * g.mean((2, 3), keepdim=True)).sum(1)
-    computed = build_method("grad_cam", view).attribute(images, [0, 1])
+    computed = build_method("grad_cam", view, protocol="signed").attribute(images, [0, 1])
     assert relative(computed, expected) < 1e-12
+    shifted = expected.clamp(min=0) - expected.clamp(min=0).amin((1, 2), keepdim=True)
+    for protocol in ("default", "authors"):
+        computed = build_method("grad_cam", view, protocol=protocol).attribute(images, [0, 1])
+        assert relative(computed, shifted / (shifted.amax((1, 2), keepdim=True) + 1e-7)) < 1e-12
     assert torch.allclose(h, view.features(images))
     assert not any(m._forward_hooks for m in module.modules())
     with pytest.raises(VitrailError, match="tokens and blocks"):
@@ -293,14 +300,44 @@ def test_rollout_options() -> None:
         for layer in reversed(range(view.num_layers)):
             matrix = fuse(maps[layer])
             row = 0.5 * row + 0.5 * torch.einsum("bi,bij->bj", row, matrix / matrix.sum(-1, keepdim=True))
-        computed = build_method("rollout", view, fusion=fusion).attribute(images)
+        computed = build_method("rollout", view, fusion=fusion, protocol="rollout").attribute(images)
         assert relative(computed, row[:, view.num_prefix :].reshape(computed.shape)) < 1e-12
     canonical = build_method("rollout", view).attribute(images)
-    assert torch.equal(build_method("rollout", view, protocol="authors").attribute(images),
-                       build_method("rollout", view, start_layer=1).attribute(images))  # fmt: skip
     assert relative(build_method("rollout", view, discard=0.5).attribute(images), canonical) > 1e-3
     with pytest.raises(VitrailError, match="discard"):
         build_method("rollout", view, discard=1.0).attribute(images)
+
+
+@functools.cache
+def deep_view(depth: int) -> View:
+    module = timm.models.VisionTransformer(16, 8, num_classes=4, embed_dim=8, depth=depth, num_heads=2)
+    randomize(module, seed=1)
+    return vitrail.wrap(module.to(DOUBLE).eval())
+
+
+@pytest.mark.parametrize(("method", "start"), [("rollout", 1), ("tam", 4), ("bt_h", 3), ("bt_t", 5)], ids=str)
+def test_the_first_block_is_the_authors(method: str, start: int) -> None:
+    """At most the last block; protocols that start at the first one say so."""
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    all_blocks = "rollout" if method == "rollout" else "tis"
+    quick = {} if method == "rollout" else {"steps": 2}
+
+    def computed(depth: int, **params: object) -> torch.Tensor:
+        return build_method(method, deep_view(depth), **quick, **params).attribute(images, 1)
+
+    assert torch.equal(computed(7), computed(7, start_layer=start))
+    assert torch.equal(computed(7), computed(7, protocol="authors"))
+    assert torch.equal(computed(7, protocol=all_blocks), computed(7, start_layer=0))
+    assert relative(computed(7), computed(7, start_layer=0)) > 1e-3
+    assert torch.equal(computed(1), computed(1, start_layer=0))
+
+
+@pytest.mark.parametrize("method", [*cams.CAMS, "attn_cam"])
+def test_the_default_of_cams_is_the_authors(method: str) -> None:
+    maps = explained("timm_vit", method)
+    assert torch.equal(maps, explained("timm_vit", method, protocol="authors"))
+    assert maps.min() >= 0
+    assert explained("timm_vit", f"{method}.plus").equal(explained("timm_vit", f"{method}.plus", protocol="signed"))
 
 
 def test_vit_explain_rollout_step_by_step() -> None:

@@ -209,10 +209,10 @@ def test_rise_masks_are_the_literal_ones() -> None:
 @pytest.mark.parametrize("name", [*SOME, "timm_swin", "hf_swinv2"])
 def test_rise_is_its_literal_definition(name: str) -> None:
     view, image = viewed(name)[2], batch(name, 1)
-    masks = SmoothMasks(6, 4, 0.5, torch.zeros(view.size, dtype=DOUBLE), seed=0)(slice(0, 6))
-    for output in ("probability", "logit"):
-        expected = rise.rise_map(scorer(view, output), image, masks.to(DOUBLE), 0.5)
-        result = build_method("rise", view, masks=6, cells=4, output=output).attribute(image, TARGET)[0]
+    for ratio, params in ((0.25, {}), (0.25, {"output": "logit"}), (0.5, {"ratio": 0.5})):
+        masks = SmoothMasks(6, 4, ratio, torch.zeros(view.size, dtype=DOUBLE), seed=0)(slice(0, 6))
+        expected = rise.rise_map(scorer(view, params.get("output", "probability")), image, masks.to(DOUBLE), ratio)
+        result = build_method("rise", view, masks=6, cells=4, **params).attribute(image, TARGET)[0]
         assert relative(result, expected) < 1e-5
 
 
@@ -220,8 +220,8 @@ def test_rise_is_its_literal_definition(name: str) -> None:
 def test_rise_by_tokens(name: str) -> None:
     family, module, _ = viewed(name)
     image = batch(name, 1)
-    masks = torch.rand((9, family.patches), generator=torch.Generator().manual_seed(0)) < 0.5
-    expected = rise.token_rise(family, module, image, masks, 0.5, TARGET)
+    masks = torch.rand((9, family.patches), generator=torch.Generator().manual_seed(0)) < 0.25
+    expected = rise.token_rise(family, module, image, masks, 0.25, TARGET)
     assert relative(explained(name, "rise", masks=9, space="tokens"), expected) < 1e-5
 
 
@@ -248,8 +248,9 @@ def test_occlusion_by_tokens(name: str) -> None:
 def test_score_cam_is_its_literal_definition(name: str) -> None:
     view, image = viewed(name)[2], batch(name, 1)
     features = helpers.features(view, image, "norm1")
-    expected = score_cam.eq1(scorer(view), image, features)
-    assert relative(build_method("score_cam", view).attribute(image, TARGET)[0], expected) < 1e-5
+    for output, params in (("logit", {}), ("probability", {"output": "probability"})):
+        expected = score_cam.eq1(scorer(view, output), image, features)
+        assert relative(build_method("score_cam", view, **params).attribute(image, TARGET)[0], expected) < 1e-5
     expected = score_cam.library(scorer(view, "logit"), image, features)
     result = build_method("score_cam", view, variant="library").attribute(image, TARGET)[0]
     assert float((result - expected).abs().max()) < 1e-5
@@ -271,14 +272,14 @@ def test_atman_that_suppresses_nothing_is_zero(name: str) -> None:
     assert explained(name, "atman", factor=1.0, threshold=None).abs().max() < 1e-9
 
 
-def literal_scores(name: str, present: Tensor, space: str, baseline: float) -> Tensor:
+def literal_scores(name: str, present: Tensor, output: str, space: str, baseline: float) -> Tensor:
     """Of sets of patches: those that are absent painted by hand, or hidden from every query."""
     family, module, _ = viewed(name)
     image = batch(name, 1)
     if space == "tokens":
-        return tis.scores(family, module, image, present, TARGET)
+        return tis.scores(family, module, image, present, TARGET, output)
     paint = torch.full((len(present), *image.shape[1:]), baseline, dtype=DOUBLE)
-    return tis.pixel_scores(family, module, image, present, paint, TARGET)
+    return tis.pixel_scores(family, module, image, present, paint, TARGET, output)
 
 
 @pytest.mark.parametrize(
@@ -288,22 +289,25 @@ def test_fits_are_the_literal_least_squares(name: str, removal: tuple[str, float
     """In token space the empty set of a head that pools patches is the mean-colour image."""
     view, image = viewed(name)[2], batch(name, 1)
     players, how = view.grid[0] * view.grid[1], dict(zip(("space", "baseline"), removal, strict=True))
-    fit = build_method("lime", view, samples=60, sigma=0.4, ridge=0.5, **how)
+    outputs = (("logit", {}), ("probability", {"output": "probability"}))
     present = torch.rand((60, players), generator=torch.Generator().manual_seed(0)) < 0.5
-    expected, _ = shapley.lime(present, literal_scores(name, present, **how), 0.4, 0.5)
-    assert relative(fit.attribute(image, TARGET)[0].flatten(), expected) < 1e-6
+    for output, params in outputs:
+        fit = build_method("lime", view, samples=60, sigma=0.4, ridge=0.5, **params, **how)
+        expected, _ = shapley.lime(present, literal_scores(name, present, output, **how), 0.4, 0.5)
+        assert relative(fit.attribute(image, TARGET)[0].flatten(), expected) < 1e-6
     fit = build_method("kernel_shap", view, samples=80, **how)
     present = coalitions(80, players, 0)
     ends = torch.tensor([[False] * players, [True] * players])
-    empty, full, *scores = literal_scores(name, torch.cat([ends, present]), **how)
+    empty, full, *scores = literal_scores(name, torch.cat([ends, present]), "probability", **how)
     expected = shapley.kernel_shap(present, torch.stack(scores), float(empty), float(full), torch.ones(80))
     result = fit.explain(image, TARGET)
     assert relative(result.map[0].flatten(), expected) < 1e-6
     assert float(result.extras["completeness_gap"]) < 1e-9
-    fit = build_method("hsic", view, samples=40, **how)
     present = torch.quasirandom.SobolEngine(players, scramble=True, seed=0).draw(40) < 0.5
-    expected = hsic.hsic(present.double(), literal_scores(name, present, **how))
-    assert relative(fit.attribute(image, TARGET)[0].flatten(), expected) < 1e-6
+    for output, params in outputs:
+        fit = build_method("hsic", view, samples=40, **params, **how)
+        expected = hsic.hsic(present.double(), literal_scores(name, present, output, **how))
+        assert relative(fit.attribute(image, TARGET)[0].flatten(), expected) < 1e-6
 
 
 def test_kernel_shap_of_all_coalitions_is_exact() -> None:

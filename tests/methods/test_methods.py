@@ -65,9 +65,10 @@ def test_attention_methods_against_the_literal_maps(name: str, dtype: torch.dtyp
         rows.append(F.pad(pool.mean(1)[:, 0], (family.prefix, 0)))
     agrees(name, dtype, rows[-1], "raw_attention")
     agrees(name, dtype, sum(rows), "raw_attention.plus")
-    for method in ("rollout", "raw_attention.rollout"):
-        agrees(name, dtype, rollout(maps, row), method)
-    agrees(name, dtype, rollout(maps[1:], row), "rollout", start_layer=1)
+    agrees(name, dtype, rollout(maps[1:], row), "rollout")
+    agrees(name, dtype, rollout(maps, row), "rollout", protocol="rollout")
+    agrees(name, dtype, rollout(maps, row), "rollout", start_layer=0)
+    agrees(name, dtype, rollout(maps, row), "raw_attention.rollout")
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_vit_avg", "timm_deit_distilled", "timm_siglip", "hf_dinov2"])
@@ -256,6 +257,7 @@ def test_composed_classes_carry_their_own_info() -> None:
     assert cls.info.name == "decompx.skipplus"
     assert cls == get_method("DecompX.SkipPLUS"), "names are not case-sensitive"
     assert cls.info.params == {"start_layer": None}
-    changed = get_method("attn_cam")
-    assert changed.version > cls.version, "attn_cam was defined anew"
-    assert get_method("attn_cam.plus").version == changed.version, "and so were its sums"
+    changed = get_method("globenc")
+    assert get_method("globenc.plus").version == changed.version, "a method and its sums are defined anew together"
+    for name in ("attn_cam", "grad_cam"):
+        assert get_method(f"{name}.plus").version < get_method(name).version, "its default changed, its sums did not"

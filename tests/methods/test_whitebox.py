@@ -92,7 +92,7 @@ def cam_of(name: str) -> Callable[..., Tensor]:
 
 
 def published_cam(name: str) -> Callable[..., Tensor]:
-    return lambda family, module, images, target: cams.cam_authors(name, family, module, images, target)
+    return lambda *case, **params: cams.cam_authors(name, *case, **params)
 
 
 NO_BIAS = ({"protocol": "skipplus"}, {"value_bias": False})
@@ -124,10 +124,12 @@ CASES = [
     Case("att_cat", summed(gradients.att_ixg)),
     Case("att_cat", summed(gradients.att_ixg), *FROZEN),
     Case("att_cat", summed(gradients.att_ixg), {"protocol": "skipplus"}, {"pairing": "output", "stop": 1}),
-    *[Case(name, cam_of(name)) for name in cams.CAMS],
+    *[Case(name, published_cam(name)) for name in cams.CAMS],
+    *[Case(name, cam_of(name), {"protocol": "signed"}) for name in cams.CAMS],
     *[Case(name, cam_of(name), {"protocol": "skipplus"}, {"average_over": "all"}) for name in cams.CAMS],
-    *[Case(name, published_cam(name), {"protocol": "authors"}) for name in cams.CAMS],
-    Case("grad_cam", cam_of("grad_cam"), {"layer": 0, "rule": "frozen"}, {"layer": 0, "frozen": True}),
+    Case("grad_cam", published_cam("grad_cam"), {"layer": 0, "rule": "frozen"}, {"layer": 0, "frozen": True}),
+    Case("grad_cam", cam_of("grad_cam"), {"layer": 0, "rule": "frozen", "protocol": "signed"},
+         {"layer": 0, "frozen": True}),
     Case("grad_cam.plus", summed(cam_of("grad_cam"))),
     Case("xgrad_cam_plus.plus", summed(cam_of("xgrad_cam_plus")), *FROZEN),
     Case("layer_cam.plus", cams.layer_cam_sum),
@@ -141,18 +143,21 @@ CASES = [
     Case("legrad", relevance.legrad, *FROZEN),
     Case("legrad", relevance.legrad, {"output": "probability"}, {"output": "probability"}),
     Case("legrad", relevance.legrad, {"start_layer": 1}, {"start": 1}),
-    Case("attn_cam", relevance.attn_cam),
-    Case("attn_cam", relevance.attn_cam_authors, {"protocol": "authors"}),
+    Case("attn_cam", relevance.attn_cam_authors),
+    Case("attn_cam", relevance.attn_cam, {"protocol": "signed"}),
     Case("attn_cam.plus", summed(relevance.attn_cam), {}, {"pool_counts": True}),
     Case("conservative_lrp", relevance.conservative_lrp),
     Case("conservative_lrp.plus", summed(relevance.conservative_lrp)),
     Case("attn_lrp", relevance.attn_lrp),
     Case("attn_lrp.plus", summed(relevance.attn_lrp)),
-    Case("tam", markov.tam, {"steps": 4}, {"steps": 4}),
+    Case("tam", markov.tam, {"steps": 4}, {"steps": 4, "start_layer": None}),
+    Case("tam", markov.tam, {"steps": 4, "protocol": "tis"}, {"steps": 4}),
     Case("tam", markov.tam, {"steps": 3, "start_layer": 1}, {"steps": 3, "start_layer": 1}),
-    Case("bt_h", markov.bt_h, {"steps": 3}, {"steps": 3}),
+    Case("bt_h", markov.bt_h, {"steps": 3}, {"steps": 3, "start_layer": None}),
+    Case("bt_h", markov.bt_h, {"steps": 3, "protocol": "tis"}, {"steps": 3}),
     Case("bt_h", markov.bt_h, {"steps": 2, "start_layer": 1}, {"steps": 2, "start_layer": 1}),
-    Case("bt_t", markov.bt_t, {"steps": 3}, {"steps": 3}),
+    Case("bt_t", markov.bt_t, {"steps": 3}, {"steps": 3, "start_layer": None}),
+    Case("bt_t", markov.bt_t, {"steps": 3, "protocol": "tis"}, {"steps": 3}),
     Case("attin", last_row(decomposition.attin_maps)),
     Case("attin_residual", last_row(decomposition.attin_residual_maps)),
     Case("attin", last_row(decomposition.attin_maps), *NO_BIAS),

@@ -168,7 +168,7 @@ def test_model_randomization(name: str, method: str, reading: str, way: str) -> 
 
 def test_the_parameters_of_the_method_are_kept() -> None:
     of = bench("timm_vit")
-    params = {"start_layer": 1}
+    params = {"start_layer": 0}
     built = build_method("rollout", of.view, **params)
     maps = built.attribute(of.images)
     result = measure("model_randomization", of.view, of.images, maps, TARGETS, method=built)

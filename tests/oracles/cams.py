@@ -116,15 +116,16 @@ def cam_authors(
     images: Tensor,
     target: Tensor,
     *,
+    layer: int = -1,
     frozen: bool = False,
     output: str = "logit",
 ) -> Tensor:
-    """pytorch-grad-cam: the output of the last norm1, patches only, ReLU, then m − min over 1e-7 + the new maximum.
+    """pytorch-grad-cam: the output of a block's norm1, patches only, ReLU, then m − min over 1e-7 + the new maximum.
 
     Prefix columns are zero. Both extremes are of one image, over its patches.
     """
     recorded = run(family, module, images, target, frozen=frozen, output=output)
-    h, g = recorded.u[-1][:, recorded.prefix :], recorded.gu[-1][:, recorded.prefix :]
+    h, g = recorded.u[layer][:, recorded.prefix :], recorded.gu[layer][:, recorded.prefix :]
     m = CAMS[method](h, g, slice(None)).clamp(min=0)
     m = m - m.amin(dim=1, keepdim=True)
     return nn.functional.pad(m / (1e-7 + m.amax(dim=1, keepdim=True)), (recorded.prefix, 0))

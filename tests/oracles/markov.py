@@ -1,4 +1,6 @@
-"""TAM, BT-H and BT-T (specs/masks-and-gradients.md 4.2, 4.3). `start_layer` is the first block used, from 0.
+"""TAM, BT-H and BT-T (specs/masks-and-gradients.md 4.2, 4.3).
+
+`start_layer` is the first block used, from 0; None: the authors' choice, at most the last block.
 
 The last attention is the last block's, or an attention pool's; the CLS row is ρᵀ, or the pool's only row. A pool starts
 the product with its own map, without an identity. ρ and the attention maps are those of the unscaled image.
@@ -13,6 +15,8 @@ from tests.families import Family
 from tests.oracles.attention import join_heads, readout
 from tests.oracles.network import Recorded, head_rows, run
 from torch import Tensor, nn
+
+TAM_START, BT_H_START, BT_T_START = 4, 3, 5  # the authors' first blocks
 
 scaled = functools.lru_cache(maxsize=16)(torch.mul)  # the same tensor again: its recording is kept
 
@@ -39,11 +43,15 @@ def weight_row(family: Family, module: nn.Module, images: Tensor, target: Tensor
     return head_rows(readout(family, module, images), W[:, None])[:, 0]
 
 
-def tam_state(family: Family, module: nn.Module, images: Tensor, target: Tensor, start_layer: int) -> Tensor:
+def first_block(recorded: Recorded, start_layer: int | None, published: int) -> int:
+    return min(published, recorded.depth - 1) if start_layer is None else start_layer
+
+
+def tam_state(family: Family, module: nn.Module, images: Tensor, target: Tensor, start_layer: int | None) -> Tensor:
     """v = ρᵀ mean_h A_last, then v ← v · mean_h A_l + v down to start_layer; its sum is 2^(number of steps)."""
     recorded = run(family, module, images, target)
     v = head_rows(readout(family, module, images), recorded.A[-1]).mean(dim=1)
-    for l in reversed(range(start_layer, len(recorded.A) - 1)):
+    for l in reversed(range(first_block(recorded, start_layer, TAM_START), len(recorded.A) - 1)):
         v = torch.einsum("bi,bij->bj", v, recorded.A[l].mean(dim=1)) + v
     return v
 
@@ -55,7 +63,7 @@ def tam(
     target: Tensor,
     *,
     steps: int = 20,
-    start_layer: int = 0,
+    start_layer: int | None = 0,
     frozen: bool = False,
 ) -> Tensor:
     """v ⊙ W."""
@@ -116,12 +124,13 @@ def bt_h(
     target: Tensor,
     *,
     steps: int = 20,
-    start_layer: int = 0,
+    start_layer: int | None = 0,
     frozen: bool = False,
 ) -> Tensor:
     """R ← R + Â_l R with the head mixture Â."""
     recorded = run(family, module, images, target, frozen=frozen)
-    maps = [head_mixture(recorded, l) for l in range(start_layer, len(recorded.A))]
+    first = first_block(recorded, start_layer, BT_H_START)
+    maps = [head_mixture(recorded, l) for l in range(first, len(recorded.A))]
     W = weights(family, module, images, target, steps, frozen=frozen)
     return _finish(recorded, maps, readout(family, module, images), W)
 
@@ -133,12 +142,13 @@ def bt_t(
     target: Tensor,
     *,
     steps: int = 20,
-    start_layer: int = 0,
+    start_layer: int | None = 0,
     frozen: bool = False,
     layer_scale: bool = True,
 ) -> Tensor:
     """R ← R + (mean_h A_l) diag(r_l) R."""
     recorded = run(family, module, images, target, frozen=frozen)
-    maps = [weighted_values(recorded, l, layer_scale) for l in range(start_layer, len(recorded.A))]
+    first = first_block(recorded, start_layer, BT_T_START)
+    maps = [weighted_values(recorded, l, layer_scale) for l in range(first, len(recorded.A))]
     W = weights(family, module, images, target, steps, frozen=frozen)
     return _finish(recorded, maps, readout(family, module, images), W)

@@ -18,12 +18,12 @@ Score = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
-def eq1(probability: Score, image: Tensor, features: Tensor, scaled: bool = False) -> Tensor:
-    """(H, W): Σ_d p(x ⊙ M_d) M_d."""
+def eq1(score: Score, image: Tensor, features: Tensor, scaled: bool = False) -> Tensor:
+    """(H, W): Σ_d s(x ⊙ M_d) M_d; the score s is the logit, in ViT-CX the probability."""
     masks = feature_masks(features, (image.shape[2], image.shape[3]))
     total = torch.zeros_like(masks[0])
     for mask in masks:
-        total = total + probability(image * mask)[0] * mask
+        total = total + score(image * mask)[0] * mask
     return stretch(total) if scaled else total
 
 

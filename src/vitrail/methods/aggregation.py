@@ -39,7 +39,7 @@ class Aggregation:
 
     @property
     def version(self) -> int:
-        return self.base.version
+        return self.base.version if self.base.aggregated_version is None else self.base.aggregated_version
 
     def parameters(self) -> dict[str, Any]:
         """Those of the base, but for its own choice of a layer, and ``start_layer``."""

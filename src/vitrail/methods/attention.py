@@ -32,22 +32,25 @@ class RawAttention(LayerMap):
 class Rollout(LayerMap):
     """Product over the layers of ½ identity + ½ attention, in the row that the head reads.
 
-    ``discard`` zeroes that share of the smallest entries of each fused map. ``protocol="authors"`` skips the first
-    block, as Chefer's scripts do; ``protocol="tis"`` is vit-explain as released: discard 0.9, only entry (0, 0) is
-    safe, rows divided by the sums of the wrong axis, and the row of token 0 divided by its maximum.
+    The first block is left out, as in Chefer's scripts (``protocol="authors"``); ``protocol="rollout"`` starts with it,
+    as the paper and ``raw_attention.rollout`` do. ``discard`` zeroes that share of the smallest entries of each
+    fused map. ``protocol="tis"`` is vit-explain as released: all blocks, discard 0.9, only entry (0, 0) is safe, rows
+    divided by the sums of the wrong axis, and the row of token 0 divided by its maximum.
     """
 
     start_layer: int | None = None
     fusion: Literal["mean", "min", "max"] = "mean"
     discard: float | None = None
-    protocol: Literal["default", "authors", "tis"] = "default"
+    protocol: Literal["default", "authors", "rollout", "tis"] = "default"
 
+    version: ClassVar[int] = 2
     aggregations: ClassVar[tuple[str, ...]] = ()
     no_aggregation: ClassVar[str] = "Rollout is an aggregation itself (raw_attention.rollout)"
 
     def layers(self) -> range:
-        start = self.start_layer if self.start_layer is not None else int(self.protocol == "authors")
-        return range(start, self.model.num_layers)
+        depth = self.model.num_layers
+        published = min(1, depth - 1) if self.protocol in ("default", "authors") else 0
+        return range(published if self.start_layer is None else self.start_layer, depth)
 
     def needs(self) -> Sequence[TraceSpec]:
         if self.protocol == "tis" and not self.model.num_prefix:

@@ -21,16 +21,19 @@ from vitrail.models.view import View
 class Cam(Layerwise):
     """A map from the activations h (B, n, d) of a layer and their gradients g.
 
-    ``layer`` counts blocks (their input) or stages of a hierarchical model (their output); None = the last block, the
-    second-to-last stage. ``protocol="authors"`` is pytorch-grad-cam: output of the last first norm, ReLU, min–max;
-    ``protocol="skipplus"`` averages channel weights over the prefix tokens too.
+    ``layer`` counts blocks or stages of a hierarchical model (their output); None = the last block, the second-to-last
+    stage. The default is that of pytorch-grad-cam (``protocol="authors"``): the output of the block's first norm, ReLU,
+    min–max. ``protocol="signed"`` reads the block's input and keeps the sign, as the aggregated forms do;
+    ``protocol="skipplus"`` also averages channel weights over the prefix tokens.
     """
 
     layer: int | None = None
     rule: Rule = "plain"
     output: Output = "logit"
-    protocol: Literal["default", "authors", "skipplus"] = "default"
+    protocol: Literal["default", "authors", "signed", "skipplus"] = "default"
 
+    version: ClassVar[int] = 2
+    aggregated_version: ClassVar[int | None] = 1
     cancelling: ClassVar[bool] = False
 
     @classmethod
@@ -43,6 +46,11 @@ class Cam(Layerwise):
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
         """(B, n): the map; channel weights come from the tokens ``context``."""
         raise NotImplementedError
+
+    @property
+    def published(self) -> bool:
+        """Whether the map is made as pytorch-grad-cam makes it."""
+        return self.protocol in ("default", "authors")
 
     def layers(self) -> range:
         layer = -1 if self.layer is None else self.layer
@@ -60,7 +68,7 @@ class Cam(Layerwise):
     def needs(self) -> Sequence[TraceSpec]:
         if not self.model.has_tokens:
             return [TraceSpec.of({"features", "gfeatures"}, [self.stage], self.rule, self.output)]
-        if self.protocol != "authors":
+        if not self.published:
             return super().needs()
         layers = check_layers(self.layers(), self.model.num_layers)
         return [TraceSpec.of({"u", "gu", "gx"}, layers, self.rule, self.output, self.cancelling)]
@@ -73,7 +81,7 @@ class Cam(Layerwise):
         (trace,) = traces
         if not self.model.has_tokens:
             return self._on_features(trace["features"][self.stage], trace["gfeatures"][self.stage])
-        if self.protocol != "authors":
+        if not self.published:
             return super().read(trace)
         (layer,) = self.layers()
         patches = slice(trace.num_prefix, None)
@@ -83,7 +91,7 @@ class Cam(Layerwise):
     def _on_features(self, features: Tensor, gradients: Tensor) -> Attribution:
         h, g = (values.flatten(2).transpose(1, 2) for values in (features, gradients))
         values = self.cam(h, g, slice(None))
-        values = as_published(values) if self.protocol == "authors" else values
+        values = as_published(values) if self.published else values
         return Attribution(values.unflatten(1, features.shape[2:]))
 
 
@@ -149,7 +157,7 @@ class GradCamPlusPlus(Cam):
 @_register("hires_cam", "Draelos & Carin 2020")
 @dataclass(kw_only=True)
 class HiResCam(Cam):
-    """Activations times gradients: the same as input × gradient at that layer."""
+    """Activations times gradients; with ``protocol="signed"`` the same as input × gradient at that layer."""
 
     # what a token has only through a LayerNorm, which ignores its length, sums to nearly zero (Euler)
     cancelling: ClassVar[bool] = True

@@ -30,6 +30,7 @@ class Layerwise(TraceMethod):
 
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus")
+    aggregated_version: ClassVar[int | None] = None  # of the aggregated forms, where only the bare method has changed
     no_aggregation: ClassVar[str] = "its layers give scores, not token-to-token maps"
 
     def specs(self, layers: Iterable[int]) -> Sequence[TraceSpec]:

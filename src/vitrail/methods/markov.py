@@ -26,7 +26,8 @@ class Integrated(LayerMap):
     """A chain through the layers, times the integrated gradient of the last attention.
 
     The gradient is averaged over ``steps`` images scaled from the mean colour to the image, both included; only the
-    last attention is differentiated there. ``start_layer``: the first block used.
+    last attention is differentiated there. ``start_layer``: the first block used; None = the authors' choice, at most
+    the last block; with ``protocol="tis"`` block 0.
     """
 
     start_layer: int | None = None
@@ -52,7 +53,7 @@ class Integrated(LayerMap):
     def start(self) -> int:
         """The first block used."""
         depth = self.model.num_layers
-        published = min(self.published_start, depth - 1) if self.protocol == "authors" else 0
+        published = 0 if self.protocol == "tis" else min(self.published_start, depth - 1)
         start = published if self.start_layer is None else self.start_layer
         return check_layers(range(start, depth), depth).start
 
@@ -76,9 +77,10 @@ class Integrated(LayerMap):
 class Tam(Integrated):
     """Attention of the last layer sent down the layers as a Markov chain, times the integrated gradient.
 
-    ``protocol="authors"`` starts at block 4, as the authors' function does; ``"tis"`` at block 0.
+    It starts at block 4, as the authors' function does (``protocol="authors"``); with ``protocol="tis"`` at block 0.
     """
 
+    version: ClassVar[int] = 2
     published_start: ClassVar[int] = 4
 
     def weighted(self, trace: Trace, start: int, gradient: Tensor) -> Tensor:
@@ -107,7 +109,7 @@ class Bidirectional(Integrated):
     block are little beside the passes of the gradient.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def step(self, trace: Trace, layer: int) -> Tensor:
         """M_l (B, n, n), never negative; for an attention pool (layer L) (B, 1, keys)."""
@@ -141,7 +143,7 @@ class Bidirectional(Integrated):
 class BidirectionalHead(Bidirectional):
     """Attention with heads weighted by their gradients, rolled through the layers, times the integrated gradient.
 
-    ``protocol="authors"`` starts at the fourth block, ``"tis"`` at the first.
+    It starts at block 3, as the authors' release does (``protocol="authors"``); with ``protocol="tis"`` at block 0.
     """
 
     keep: ClassVar[frozenset[str]] = frozenset({"A", "G"})
@@ -163,7 +165,7 @@ class BidirectionalHead(Bidirectional):
 class BidirectionalToken(ValueMethod, Bidirectional):
     """Attention with sources weighted by how much longer attention makes them, times the integrated gradient.
 
-    ``protocol="authors"`` starts at the sixth block, ``"tis"`` at the first.
+    It starts at block 5, as the authors' release does (``protocol="authors"``); with ``protocol="tis"`` at block 0.
     """
 
     keep: ClassVar[frozenset[str]] = frozenset({"A", "v", "x"})

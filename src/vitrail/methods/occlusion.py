@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,8 +44,9 @@ class Rise(SturdyMaskMethod):
     """Mean of random smooth masks, weighted by the score of the image seen through them.
 
     ``ratio``: the share of cells kept. ``space="tokens"`` removes random patches instead of darkening pixels. None
-    stands for the protocol's values: 4000 masks of 8×8 cells, half kept; "authors" and "rise": 6000, a tenth kept;
-    "tis": 4000, a tenth kept, scored by logits. Every image gets the same masks.
+    stands for the protocol's values: 4000 masks of 8×8 cells, a quarter kept (the paper's text keeps half:
+    ``ratio=0.5``); "authors" and "rise": 6000, a tenth kept; "tis": 4000, a tenth kept, scored by logits. Every image
+    gets the same masks.
     """
 
     masks: int | None = None
@@ -56,9 +57,11 @@ class Rise(SturdyMaskMethod):
     seed: int = 0
     protocol: Literal["default", "authors", "rise", "tis"] = "default"
 
+    version: ClassVar[int] = 2
+
     def explain_one(self, subject: Subject) -> Explained:
         count = self.masks if self.masks is not None else 6000 if self.protocol in ("authors", "rise") else 4000
-        share = self.ratio if self.ratio is not None else 0.5 if self.protocol == "default" else 0.1
+        share = self.ratio if self.ratio is not None else 0.25 if self.protocol == "default" else 0.1
         output = self.output or ("logit" if self.protocol == "tis" else "probability")
         if count < 1 or self.cells < 1 or not 0 < share <= 1:
             raise VitrailError(f"masks, cells ≥ 1 and 0 < ratio ≤ 1 are needed; got {count}, {self.cells}, {share}.")
@@ -166,13 +169,15 @@ def windows(side: int, window: int, stride: int) -> Tensor:
 class ScoreCam(SturdyMaskMethod):
     """Feature maps weighted by the score of the image seen through them.
 
-    ``variant="eq1"``: probabilities times masks (ViT-CX, equation 1). ``"library"``: pytorch-grad-cam, softmax over the
-    channels of the logits, raw features, ReLU, min–max.
+    ``variant="eq1"``: scores times masks (ViT-CX, equation 1, which has ``output="probability"``). ``"library"``:
+    pytorch-grad-cam, softmax over the channels of the logits, raw features, ReLU, min–max.
     """
 
-    output: Output | None = None  # None = probability, of the library variant the logit
+    output: Output = "logit"
     layer: Literal["norm1", "attention"] = "norm1"
     variant: Literal["eq1", "library"] = "eq1"
+
+    version: ClassVar[int] = 2
 
     def needs(self) -> Sequence[TraceSpec]:
         return [features_spec(self.model, self.layer)]
@@ -180,7 +185,7 @@ class ScoreCam(SturdyMaskMethod):
     def explain_one(self, subject: Subject) -> Explained:
         image, size = subject.image, subject.size
         features = features_of(subject, self.model, self.layer)
-        scorer = self.scorer(subject, self.output or ("logit" if self.variant == "library" else "probability"))
+        scorer = self.scorer(subject, self.output)
         if self.variant == "library":
             scores = yield scorer.pictures(
                 len(features), lambda part: image * library_masks(features[part], size)[:, None]

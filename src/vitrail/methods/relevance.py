@@ -35,14 +35,16 @@ from vitrail.targets import Target
 class AttentionCam(LayerMap):
     """Attention of the last layer, each head weighted by its mean gradient.
 
-    ``protocol="authors"`` adds ReLU and min–max.
+    ReLU and min–max follow, as in Chefer's release (``protocol="authors"``); ``protocol="signed"`` leaves them out, as
+    the aggregated forms do.
     """
 
     rule: Rule = "plain"
     output: Output = "logit"
-    protocol: Literal["default", "authors"] = "default"
+    protocol: Literal["default", "authors", "signed"] = "default"
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
+    aggregated_version: ClassVar[int | None] = 2
     keep: ClassVar[frozenset[str]] = frozenset({"A", "G"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus")
     no_aggregation: ClassVar[str] = "no paper chains its layers"
@@ -56,7 +58,7 @@ class AttentionCam(LayerMap):
 
     def read(self, *traces: Trace) -> Attribution:
         attribution = super().read(*traces)
-        if self.protocol == "default":
+        if self.protocol == "signed":
             return attribution
         return Attribution(torch.stack([min_max(values.clamp(min=0)) for values in attribution.map]))
 

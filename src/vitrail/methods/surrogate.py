@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -63,12 +64,16 @@ class SubsetMethod(MaskMethod):
 class Lime(SubsetMethod, SturdyMaskMethod):
     """Weights of a ridge regression of the score on which patches are present, near samples counting more.
 
+    The score is the logit; the paper's is the probability, ``output="probability"``.
     ``sigma``: width of the kernel exp(−D²/σ²) over the cosine distance D to the whole image; ``ridge``: the penalty.
     """
 
+    output: Output = "logit"
     samples: int = 1000
     sigma: float = 0.25
     ridge: float = 1.0
+
+    version: ClassVar[int] = 2
 
     def explain_one(self, subject: Subject) -> Explained:
         self.check(self.samples)
@@ -153,11 +158,15 @@ def shapley_fit(present: Tensor, scores: Tensor, empty: Tensor, full: Tensor) ->
 class Hsic(SubsetMethod):
     """Dependence (HSIC) between the presence of a cell and the score, over a Sobol design.
 
-    ``cells``: the cells per side (8 in the authors' library); None = the patches.
+    ``cells``: the cells per side (8 in the authors' library); None = the patches. The score is the logit;
+    ``output="probability"`` takes the probability.
     """
 
+    output: Output = "logit"
     samples: int = 500
     cells: int | None = None
+
+    version: ClassVar[int] = 2
 
     def grid(self) -> tuple[int, int]:
         if self.cells is None:
