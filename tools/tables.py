@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import vitrail
+from vitrail.bench.suite import open_suite
 from vitrail.calls import join_call, split_call
 from vitrail.cli.reproduce import list_targets
 from vitrail.methods.base import MethodInfo
 from vitrail.methods.registry import ALIASES, get_method
+from vitrail.report.leaderboard import shipped_costs, shipped_table
+from vitrail.report.standings import Standings, standings
 
 DOCS = Path(__file__).parents[1] / "docs"
 METHODS = DOCS / "methods"
@@ -39,9 +42,9 @@ DATA = ("scenes", "photo", "pets", "imagenette")  # result tables
 SHORT = {"att_ixg.plus": "att_cat"}  # the well-known name
 EFFORT = ("masks", "steps")
 QUALITY, POINTING, DISCRIMINATING = "insertion_minus_deletion", "pointing_game", "discriminativity"
-README_METHODS = ("decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "tis", "att_cat(rule=frozen)", "gen_att",
-                  "vtranm", "att_cat", "vit_cx(protocol=vit_cx)", "rollout(protocol=rollout)", "rise(ratio=0.5)",
-                  "random")  # fmt: skip
+README_METHODS = ("tis", "lime", "decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "gen_att", "vtranm",
+                  "vit_cx", "rollout", "rise(masks=2000)", "grad_cam", "integrated_gradients", "random")  # fmt: skip
+TOP = 20  # methods of the leaderboard's short table
 
 MEAN = "mean"  # in place of a data set: the mean over all of them
 
@@ -235,17 +238,57 @@ def choosing() -> str:
     return table(["method", "cost", "class-specific", *heads, "pointing", "right object"], rows)
 
 
+# The leaderboard, from src/vitrail/report/leaderboard.csv.gz
+
+
+def board() -> Standings:
+    return standings(shipped_table(), [pair.name for pair in open_suite("leaderboard").pairs])
+
+
+def ranked(numbers: Standings, wanted: Sequence[str] = ()) -> str:
+    """Score, cost and the headline metric of methods, best score first; of all if none are named."""
+    titles = {pair.name: pair.title for pair in open_suite("leaderboard").pairs}
+    rates, scores = shipped_costs(), numbers.scores
+    forwards = dict(zip(rates["method"], rates["forwards"], strict=True))
+    rows = []
+    for m in (-scores.mean).argsort(kind="stable"):
+        method = numbers.methods[m]
+        if wanted and method not in wanted:
+            continue
+        cells = []
+        for p, k in enumerate(numbers.headlines):
+            assert k is not None
+            text = f"{numbers.mean[p, m, k]:.2f}".replace("-0.00", "0.00")
+            cells.append(f"**{text}**" if numbers.marks[p, m, k] else text)
+        score = f"{scores.mean[m]:.2f} [{scores.low[m]:.2f}, {scores.high[m]:.2f}]".replace("-", "−")
+        rows.append((f"`{method}`", score, *cells, cost_of(method, forwards)))
+    return table(["method", "score", *(titles[name] for name in numbers.pairs), "cost"], rows)
+
+
 def measured() -> str:
-    """For the README: a few methods, one metric."""
-    numbers, forwards = results(), costs()
-    columns = quality_columns(numbers)
-    wanted = [method for method in by_quality(numbers) if method in README_METHODS]
-    rows = [(f"`{method}`", *cells_of(numbers, method, columns), cost_of(method, forwards)) for method in wanted]
-    return table(["method", *(data for data, _ in columns), "cost"], rows)
+    """For the README: a few methods."""
+    return ranked(board(), README_METHODS)
+
+
+def leaderboard() -> str:
+    """The first methods of the leaderboard, and the control."""
+    numbers = board()
+    first = [numbers.methods[m] for m in (-numbers.scores.mean).argsort(kind="stable")[:TOP]]
+    return ranked(numbers, [*first, "random"])
+
+
+def pairs() -> str:
+    """The pairs of the leaderboard with measurements, and the number of images."""
+    numbers = board()
+    about = {pair.name: pair for pair in open_suite("leaderboard").pairs}
+    images = [f"{int(numbers.n[p, :, k].max()) if k is not None else 0}" for p, k in enumerate(numbers.headlines)]
+    rows = [(about[name].title, about[name].about, count) for name, count in zip(numbers.pairs, images, strict=True)]
+    return table(["pair", "model and images", "images"], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    make.__name__: make for make in (methods, parameters, aliases, families, classes, papers, choosing, measured)
+    make.__name__: make
+    for make in (methods, parameters, aliases, families, classes, papers, choosing, measured, leaderboard, pairs)
 }
 
 if __name__ == "__main__":

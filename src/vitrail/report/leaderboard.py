@@ -486,7 +486,9 @@ def _rounded(value: float) -> str:
     """Two significant digits, without an exponent."""
     if math.isnan(value):
         return ABSENT
-    return f"{value:.1f}" if value < 10 else f"{float(f'{value:.2g}'):,.0f}"
+    if value >= 10:
+        return f"{float(f'{value:.2g}'):,.0f}"
+    return f"{value:.1f}" if value >= 0.1 else f"{float(f'{value:.2g}'):f}".rstrip("0")
 
 
 def _passes(forwards: float) -> str:
