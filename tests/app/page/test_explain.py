@@ -398,6 +398,7 @@ def test_a_link_restores_the_view(visit: Visit, photograph: Path) -> None:
     page.check("input[name=drawing][value=blocks]")
     page.locator("#alpha").fill("40")
     explained(page, "drawing=blocks", "alpha=0.4", "removed=")
+    page.bring_to_front()  # only a page with the focus may write to the clipboard
     page.click("[data-save=link]")
     page.wait_for_function("() => document.querySelector('#note').textContent.startsWith('Link copied')")
     link = page.evaluate("navigator.clipboard.readText()")
