@@ -90,6 +90,7 @@ class Explanation:
     storage: list[int] = field(default_factory=list)  # patches that the network uses as registers, row by row
     grid: tuple[int, int] | None = None  # (rows, columns) of patches; None without tokens
     trusted: Trust | None = None  # the result of ``trust``
+    error: Tensor | None = None  # standard deviation of the map, of its shape; None for methods that have none
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         """The map scaled to [0, 1] at the size of the original image, (H, W); ``outside`` beyond the model's crop."""
@@ -399,6 +400,7 @@ class Explanation:
             "curves": self.curves,
             "box": list(self.box),
             "map": _pack(self.map),
+            "error": None if self.error is None else _pack(self.error),
         }
 
     def __repr__(self) -> str:
@@ -446,6 +448,7 @@ def open(  # noqa: A001
             storage=saved.get("storage", []),
             grid=None if saved.get("grid") is None else tuple(saved["grid"]),
             trusted=None if saved.get("trust") is None else Trust.from_dict(saved["trust"]),
+            error=None if saved.get("error") is None else _unpack(saved["error"]),
             **{name: saved[name] for name in _STORED_FIELDS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
