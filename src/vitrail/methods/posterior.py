@@ -1,18 +1,19 @@
-"""posterior: what a white-box map makes of the network, corrected by what token subsets say of it, with error bars."""
+"""posterior: a white-box map as the prior, the scores of token subsets as evidence, and a map with error bars."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.engine.requests import Asking, Batch, Logits, Traced, check_finite, concurrently
-from vitrail.engine.trace import Trace, TraceSpec
+from vitrail.engine.noise import noise
+from vitrail.engine.requests import Asking, Batch, Traced, concurrently
+from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.aggregation import Aggregated, SkipPlus
 from vitrail.methods.base import Attribution, TokenMethod
@@ -21,35 +22,36 @@ from vitrail.methods.masking import SturdyMaskMethod, Subject, features_of
 from vitrail.methods.registry import method
 from vitrail.targets import Target
 
-RATIOS = tuple(share / 10 for share in range(1, 10))  # of the patches that a subset keeps
+RATIOS = tuple(tenths / 10 for tenths in range(1, 10))  # shares of the patches that subsets keep
 LENGTHS = (1.0, 2.0, 4.0)  # length scales ℓ of the prior, in patches
-WEIGHTS = (0.0, 0.3, 1.0, 3.0, 10.0)  # prior variance of the white-box map, that of a patch being 1
-NOISES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # variance of a score, that of a patch being 1
-NUGGET = 0.05  # share of a patch's variance that no other patch shares
-LEVEL = 100.0  # prior variance of the mean effect, which is all but free
-FEWEST = 16  # masks: below, the trend alone takes most of them
+WEIGHTS = (0.0, 0.3, 1.0, 3.0, 10.0)  # prior variances t of the white-box map, relative to that of a patch
+NOISES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # noise variances η of a score, likewise
+NUGGET = 0.05  # share of a patch's variance that it has in common with no other patch
+LEVEL = 100.0  # prior variance of the mean effect: so large that the mean is practically free
+FEWEST, MOST = 8, 100_000  # masks; the trend alone takes three
 ROUND = 64  # masks between two looks at the certainty
-# The likelihood of few masks prefers a prior that is smoother than the effects are, so that errors come out too small:
-# widened by this factor, 90 % intervals hold the values of a run with 8,192 masks (benchmarks/coverage.py).
-WIDENED = 1.3
-SATURATED = 1e-4  # probabilities closer to 0 or 1 count as this close
+# With few masks, the likelihood prefers priors that are smoother than the effects, and errors come out too small. The
+# factor is the one with which 90 % intervals hold the values of a run with 8,192 masks (benchmarks/coverage.py).
+WIDENING = 1.3
+SATURATION = 1e-4  # probabilities closer than this to 0 or 1 count as this close
+ROUNDING = 1e-6  # of a score: no smaller noise is believed
 DOUBLE = torch.float64
 
 
 @method("posterior", family="mask", signed=True, cost=(132, 1), paper="vitrail")
 @dataclass(kw_only=True)
 class Posterior(TokenMethod, SturdyMaskMethod):
-    """Effects of the patches on the score: a Gaussian prior about ``decompx.skipplus``, updated by token subsets.
+    """Effect of each patch on the score, with its standard error: ``decompx.skipplus``, corrected by token subsets.
 
-    The score of a subset S is b(|S|) + Σ_{i∈S} w_i + noise, with a cubic b and
-    w ~ N(0, σ²(K + t·dd')): d is the standardised ``decompx.skipplus`` map, K falls with the distance of two patches
-    and rises with the similarity of their features. Length scale, t and noise maximise the marginal likelihood. The map
-    is the posterior mean, the effect of each patch shared with its neighbours (``smoothing``: standard deviation in
-    patches; 0 = none), and ``error`` its standard deviation.
+    The score of a subset of the patches is modelled as a sum of their effects, a smooth function of their number, and
+    noise. Before any subset is scored, the effects are assumed to follow ``decompx.skipplus`` to some degree and to be
+    similar for patches that are near and look alike; how much, the scores decide (restricted maximum likelihood). The
+    map is the posterior mean of the effects, ``error`` its standard deviation.
 
-    ``scale``: what is explained, the log-odds of the class or its probability. ``masks``: the most that are asked for;
-    with ``until`` they come in rounds, and the last is the one after which the patches of the top decile belong there
-    with that probability on average.
+    ``scale``: whether the score is the log-odds of the class or its probability; with ``against=`` it is always the
+    difference of two logits. ``smoothing``: how far the effect of a patch is spread over its neighbours, as a standard
+    deviation in patches. ``masks``: how many subsets are scored, at most; with ``until`` they are scored in rounds of
+    64, until the patches of the top decile belong there with this probability, on average.
     """
 
     masks: int = 256
@@ -58,70 +60,58 @@ class Posterior(TokenMethod, SturdyMaskMethod):
     until: float | None = None
     seed: int = 0
 
-    def needs(self) -> Sequence[TraceSpec]:
-        last = self.model.num_layers - 1
-        return [*self.prior.needs(), TraceSpec.of({"x"}, [0]), TraceSpec.of({"u"}, [last])]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not FEWEST <= self.masks <= MOST:
+            raise VitrailError(f"masks must be between {FEWEST} and {MOST}, but got {self.masks}.")
+        if self.until is not None and not 0.5 <= self.until < 1:
+            raise VitrailError(f"until must be a probability of at least 0.5 and below 1, but got {self.until}.")
+        if not 0 <= self.smoothing < math.inf:
+            raise VitrailError(f"smoothing must be at least 0 and finite, but got {self.smoothing}.")
 
     @property
     def prior(self) -> Aggregated:
         return SkipPlus(DecompX)(self.model)
 
+    def needs(self) -> Sequence[TraceSpec]:
+        """The traces of the prior, and one of the same rule, so that all of them are one pass."""
+        traces = self.prior.needs()
+        values = frozenset({("x", 0), ("u", self.model.num_layers - 1)})
+        return [*traces, TraceSpec(values, rule=traces[0].rule)]
+
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
-        self.check()
-        *traces, tokens, features = yield [Traced(batch, target, spec) for spec in self.needs()]
-        logits = yield Logits(batch)
-        check_finite(self.model, logits)
-        target = target.resolved(self.model, logits)
-        priors = self.prior.read(*traces).map
-        images = batch.images.split(1)
+        *traces, values = yield [Traced(batch, target, spec) for spec in self.needs()]
+        prior_maps = self.prior.read(*traces).map
+        subjects = yield from self.subjects(batch, target, values)
         fits = yield from concurrently(
-            [
-                self.fit(
-                    Subject(image=images[i], logits=logits[i : i + 1], target=target.row(i), trace=tokens, row=i),
-                    priors[i],
-                    features,
-                )
-                for i in range(len(batch))
-            ]
+            [self.fit(subject, prior_map) for subject, prior_map in zip(subjects, prior_maps, strict=True)]
         )
-        maps, errors = (torch.stack([getattr(fit, name) for fit in fits]) for name in ("mean", "deviation"))
-        grid = (len(batch), *self.model.grid)
-        extras = {name: torch.stack([fit.extras[name] for fit in fits]) for name in fits[0].extras}
-        return Attribution(maps.view(grid), extras, errors.view(grid))
+        return Attribution(
+            torch.stack([fit.mean for fit in fits]).unflatten(1, self.model.grid),
+            {name: torch.stack([fit.extras[name] for fit in fits]) for name in fits[0].extras},
+            torch.stack([fit.deviation for fit in fits]).unflatten(1, self.model.grid),
+        )
 
-    def check(self) -> None:
-        if self.masks < FEWEST:
-            raise VitrailError(f"posterior needs at least {FEWEST} masks, but got {self.masks}.")
-        if self.until is not None and not 0.5 <= self.until < 1:
-            raise VitrailError(f"until must be a probability of at least 0.5 and below 1, but got {self.until}.")
-        if not 0 <= self.smoothing < math.inf:
-            raise VitrailError(f"smoothing must be at least 0, but got {self.smoothing}.")
-
-    def fit(self, subject: Subject, prior: Tensor, features: Trace) -> Asking[Fit]:
-        """Asks for the scores of subsets, in rounds if ``until`` is given."""
-        scorer = self.scorer(subject, "logit" if subject.target.against is not None else "probability")
-        patches = features_of(replace(subject, trace=features), self.model, "norm1").flatten(1).T
-        model = Additive(prior.flatten().to(DOUBLE), patches.to(DOUBLE), self.model.grid, self.smoothing)
+    def fit(self, subject: Subject, prior_map: Tensor) -> Asking[Fit]:
+        """Asks for the scores of subsets, all at once or, with ``until``, round by round."""
+        scorer = self.scorer(subject, "probability" if subject.target.against is None else "logit")
+        features = features_of(subject, self.model, "norm1").flatten(1).T
+        model = Additive(in_double(prior_map.flatten()), in_double(features), self.model.grid, self.smoothing)
         subsets = model.draw(self.masks, self.seed)
-        count = self.masks if self.until is None else ROUND
-        scores: list[Tensor] = []
-        while True:
-            asked = sum(len(part) for part in scores)
-            scores.append(self.scaled((yield from scorer.token_sets(subsets[asked : asked + count])), scorer.output))
-            values = torch.cat(scores)
-            fit = model.fit(subsets[: len(values)], values)
-            if len(values) == self.masks or (self.until is not None and fit.extras["certainty"] >= self.until):
-                return fit
-
-    def scaled(self, scores: Tensor, output: str) -> Tensor:
-        """Scores in double precision; between two classes, the difference of their logits is the log-odds."""
-        scores = scores.to(DOUBLE)
-        return scores if output == "logit" or self.scale == "probability" else torch.logit(scores, eps=SATURATED)
+        scores = model.direction.new_empty(0)
+        for part in subsets.split(self.masks if self.until is None else ROUND):
+            answers = in_double((yield from scorer.token_sets(part.to(subject.image.device))))
+            if scorer.output == "probability" and self.scale == "log_odds":
+                answers = torch.logit(answers, eps=SATURATION)
+            scores = torch.cat([scores, answers])
+            fit = model.fit(subsets[: len(scores)], scores)
+            if self.until is not None and fit.extras["certainty"] >= self.until:
+                break
+        return fit
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The posterior of the map: mean and standard deviation (N,), and what was measured (0-d)."""
+class Fit(NamedTuple):
+    """The posterior of the map: means and standard deviations (N,), and what was measured (0-d)."""
 
     mean: Tensor
     deviation: Tensor
@@ -129,104 +119,150 @@ class Fit:
 
 
 class Additive:
-    """The additive model of one image: the prior of its patches' effects, subsets drawn by it, and the fit."""
+    """The additive model of one image: the prior of the effects, subsets drawn from it, and the fit to their scores."""
 
-    def __init__(self, prior: Tensor, features: Tensor, grid: tuple[int, int], smoothing: float):
-        rows, columns = (torch.arange(side, dtype=DOUBLE, device=prior.device) for side in grid)
+    def __init__(self, prior_map: Tensor, features: Tensor, grid: tuple[int, int], smoothing: float):
+        rows, columns = (torch.arange(side, dtype=DOUBLE, device=prior_map.device) for side in grid)
         places = torch.cartesian_prod(rows, columns)
-        self.distances = torch.cdist(places, places) ** 2
-        self.direction = standardised(prior)
+        self.squared_distances = torch.cdist(places, places).square()
+        self.direction = standardised(prior_map)
         unit = F.normalize(features - features.mean(0), dim=1)
-        self.similarity = ((1 + unit @ unit.T) / 2) ** 2
-        weights = self.near(smoothing) if smoothing else torch.eye(len(prior), dtype=DOUBLE, device=prior.device)
-        self.smooth = weights / weights.sum(0)  # columns sum to 1: what all patches add up to stays
+        self.similarity = ((1 + unit @ unit.T) / 2).square()
+        spread = self.nearness(smoothing) if smoothing else torch.ones_like(self.direction).diag()
+        self.smoother = spread / spread.sum(0)  # columns add up to 1, so that smoothing keeps the sum of the effects
 
-    def near(self, length: float) -> Tensor:
-        return torch.exp(-self.distances / (2 * length**2))
+    def nearness(self, length: float) -> Tensor:
+        return torch.exp(-self.squared_distances / (2 * length**2))
 
     def root(self, length: float) -> Tensor:
-        """The Cholesky factor of K (N, N)."""
-        diagonal = torch.full_like(self.direction, NUGGET)
-        return torch.linalg.cholesky((1 - NUGGET) * self.near(length) * self.similarity + diagonal.diag())
+        """The Cholesky factor (N, N) of the covariance K of the effects, white-box map and mean aside."""
+        nugget = torch.full_like(self.direction, NUGGET).diag()
+        return torch.linalg.cholesky((1 - NUGGET) * self.nearness(length) * self.similarity + nugget)
 
     def draw(self, count: int, seed: int) -> Tensor:
-        """(count, N): the patches that are largest in draws from the prior, each subset followed by its complement."""
-        generator, patches = torch.Generator().manual_seed(seed), len(self.direction)
-        half = (count + 1) // 2
-        normal = torch.randn((half, patches + 1), generator=generator, dtype=DOUBLE).to(self.direction.device)
-        shares = torch.tensor(RATIOS, dtype=DOUBLE)[torch.randint(len(RATIOS), (half,), generator=generator)]
-        sizes = (shares * patches).round().clamp(1, max(patches - 1, 1)).to(self.direction.device)
-        values = normal[:, :-1] @ self.root(LENGTHS[1]).T + normal[:, -1:] * self.direction
-        kept = values.argsort(1, descending=True).argsort(1) < sizes[:, None]
+        """(count, N): the largest patches in draws from the prior, each subset followed by its complement.
+
+        The first subsets do not depend on ``count``.
+        """
+        patches, device = len(self.direction), self.direction.device
+        drawn = noise("normal", (patches + 2,), range((count + 1) // 2), seed, device).to(DOUBLE)
+        local, weight, size = drawn[:, :-2], drawn[:, -2:-1], torch.special.ndtr(drawn[:, -1:])
+        shares = torch.tensor(RATIOS, dtype=DOUBLE, device=device)[(size * len(RATIOS)).long().clamp(max=8)]
+        sizes = (shares * patches).round().clamp(1, max(patches - 1, 1))
+        effects = local @ self.root(LENGTHS[1]).T + weight * self.direction
+        kept = effects.argsort(1, descending=True).argsort(1) < sizes
         return torch.stack([kept, ~kept], dim=1).flatten(0, 1)[:count]
 
     def fit(self, subsets: Tensor, scores: Tensor) -> Fit:
-        """The posterior under the length scale, weight of the prior map and noise that explain the scores best.
+        """The posterior at the length scale ℓ, the weight t of the white-box map and the noise η of largest likelihood.
 
-        Effects are w = R u, u ~ N(0, σ²I), with R = [root of K, √t d, √LEVEL 1]; the trend b is projected out, and σ²
-        is the one of the largest restricted likelihood.
+        Effects are w = R u with u ~ N(0, σ²I) and R = [root of K, √t d, √LEVEL 1], so that this is a ridge regression
+        on the design ZR, Z the subsets. The trend is projected out; the likelihood is the restricted one.
         """
         present = subsets.to(DOUBLE)
-        share = present.mean(1)
-        # with the mean effect, which is in w, a cubic of the share; b is equal for nothing and all
-        trend = torch.stack([torch.ones_like(share), share * (1 - share), share * (1 - share) * (1 - 2 * share)], 1)
-        basis = torch.linalg.qr(trend)[0]
+        trend = trend_basis(present.mean(1))
+        freedom = len(scores) - trend.shape[1]
 
         def detrended(values: Tensor) -> Tensor:
-            return values - basis @ (basis.T @ values)
+            return values - trend @ (trend.T @ values)
 
-        y, freedom = detrended(scores), len(scores) - trend.shape[1]
-        ones = torch.ones_like(self.direction)
-        roots = [torch.cat([self.root(length), torch.stack([self.direction, ones], 1)], 1) for length in LENGTHS]
-        designs = torch.stack([detrended(present @ root) for root in roots])  # (lengths, M, N + 2)
-        weights = torch.tensor(WEIGHTS, dtype=DOUBLE, device=y.device).sqrt()
-        columns = torch.ones(len(WEIGHTS), designs.shape[2], dtype=DOUBLE, device=y.device)
-        columns[:, -2], columns[:, -1] = weights, math.sqrt(LEVEL)
-        gram = (designs.mT @ designs)[:, None] * columns[:, :, None] * columns[:, None]  # (lengths, weights, p, p)
-        moment = (designs.mT @ y)[:, None] * columns
+        y = detrended(scores)
         noises = torch.tensor(NOISES, dtype=DOUBLE, device=y.device)
-        identity = torch.eye(gram.shape[-1], dtype=DOUBLE, device=y.device)
-        factors = torch.linalg.cholesky(gram[:, :, None] / noises[:, None, None] + identity)
-        moments = moment[:, :, None, :, None].expand(*factors.shape[:-1], 1)
-        solved = torch.linalg.solve_triangular(factors, moments, upper=False)[..., 0]
-        unexplained = (y @ y - solved.square().sum(-1) / noises).clamp(min=torch.finfo(DOUBLE).tiny) / noises
-        variance = unexplained / freedom
-        log_determinants = 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1) + freedom * noises.log()
-        likelihood = -0.5 * (freedom * variance.log() + log_determinants)
-        i, j, k = torch.unravel_index(likelihood.argmax(), likelihood.shape)
-        factor, noise = factors[i, j, k], noises[k]
-        root = torch.stack(roots)[i] * columns[j]
-        design = designs[i] * columns[j]
-        effects = torch.cholesky_solve(moment[i, j][:, None], factor)[:, 0] / noise
-        shown = self.smooth @ root
-        mean = shown @ effects
-        spread = torch.linalg.solve_triangular(factor, shown.T, upper=False)
-        deviation = WIDENED * (variance[i, j, k] * spread.square().sum(0)).sqrt()
-        leverage = basis.square().sum(1)
-        leverage = leverage + torch.linalg.solve_triangular(factor, design.T, upper=False).square().sum(0) / noise
-        missed = (y - design @ effects) / (1 - leverage).clamp(min=1e-6)  # each score predicted from the others
+        ends = torch.stack([self.direction, torch.ones_like(self.direction)], 1)
+        scales = torch.ones(len(WEIGHTS), len(ends) + 2, dtype=DOUBLE, device=y.device)  # of the columns of R
+        scales[:, -2], scales[:, -1] = scales.new_tensor(WEIGHTS).sqrt(), math.sqrt(LEVEL)
+        ridges, likelihoods = [], []
+        for length in LENGTHS:
+            root = torch.cat([self.root(length), ends], 1)
+            design = detrended(present @ root)
+            ridges.append((root, design, Ridge(design.T @ design, design.T @ y, y @ y, freedom)))
+            likelihoods += [ridges[-1][2].scaled(scale).solved(noises).likelihoods for scale in scales]
+        candidate, at = divmod(int(torch.cat(likelihoods).argmax()), len(noises))
+        (root, design, ridge), scale = ridges[candidate // len(WEIGHTS)], scales[candidate % len(WEIGHTS)]
+        root, design, ridge = root * scale, design * scale, ridge.scaled(scale)
+        noise_ratio = noises[at]
+        (factor,), (variance,), _ = ridge.solved(noises[at : at + 1])
+        coefficients = torch.cholesky_solve(ridge.moment[:, None], factor)[:, 0] / noise_ratio
+        shown = self.smoother @ root
+        mean = shown @ coefficients
+        deviation = WIDENING * (variance * whitened(factor, shown).square().sum(0)).sqrt()
+        leverage = trend.square().sum(1) + whitened(factor, design).square().sum(0) / noise_ratio
+        missed = (y - design @ coefficients) / (1 - leverage).clamp(min=1e-6)  # each score predicted from the others
         total = (scores - scores.mean()).square().sum()
+        varies = total > len(scores) * ROUNDING**2
         extras = {
             "masks": scores.new_tensor(len(scores)),
             "mean_score": scores.mean(),
-            "r2": torch.where(total > 0, 1 - missed.square().sum() / total, torch.zeros_like(total)),
-            "prior_agreement": (standardised(mean) * standardised(self.smooth @ self.direction)).mean(),
+            "r2": torch.where(varies, 1 - missed.square().sum() / total, torch.zeros_like(total)),
+            "prior_agreement": (standardised(mean) * standardised(self.smoother @ self.direction)).mean(),
             "certainty": certainty(mean, deviation),
         }
         return Fit(mean, deviation, extras)
 
 
+class Solved(NamedTuple):
+    """A ridge regression at several noises η: Cholesky factors (k, p, p) of the posterior precision of the coefficients
+    in units of 1/σ², the best σ² (k,), and the logarithms of the likelihood (k,), up to a constant."""
+
+    factors: Tensor
+    variances: Tensor
+    likelihoods: Tensor
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A ridge regression with coefficients ~ N(0, σ²I) and noise of variance σ²η."""
+
+    gram: Tensor  # (p, p)
+    moment: Tensor  # (p,)
+    squares: Tensor  # 0-d: the sum of the squared scores
+    freedom: int
+
+    def scaled(self, scale: Tensor) -> Ridge:
+        """With the columns of the design multiplied by ``scale`` (p,)."""
+        return replace(self, gram=self.gram * scale * scale[:, None], moment=self.moment * scale)
+
+    def solved(self, noises: Tensor) -> Solved:
+        identity = torch.ones_like(self.moment).diag()
+        factors = torch.linalg.cholesky(self.gram / noises[:, None, None] + identity)
+        explained = whitened(factors, self.moment.expand(len(noises), 1, -1)).square().sum((1, 2)) / noises
+        variances = (self.squares - explained).clamp(min=self.freedom * ROUNDING**2) / (self.freedom * noises)
+        log_determinants = 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1) + self.freedom * noises.log()
+        return Solved(factors, variances, -0.5 * (self.freedom * variances.log() + log_determinants))
+
+
+def whitened(factor: Tensor, rows: Tensor) -> Tensor:
+    """L⁻¹X' for lower triangular L (…, p, p) and rows X (…, m, p)."""
+    return torch.linalg.solve_triangular(factor, rows.mT, upper=False)
+
+
+def trend_basis(shares: Tensor) -> Tensor:
+    """An orthonormal basis (M, ≤ 3) of what the score may do with the share of the patches that are present.
+
+    Together with the mean effect this is a cubic. Few shares, as on tiny grids, leave fewer than three directions.
+    """
+    bump = shares * (1 - shares)
+    columns = torch.stack([torch.ones_like(shares), bump, bump * (1 - 2 * shares)], 1)
+    basis, values, _ = torch.linalg.svd(columns, full_matrices=False)
+    return basis[:, values > 1e-9 * values[0]]
+
+
 def standardised(values: Tensor) -> Tensor:
-    """Mean 0 and variance 1; constant values become 0."""
+    """Mean 0 and variance 1; values that are constant up to rounding become 0."""
     centred = values - values.mean()
-    scale = centred.square().mean().sqrt()
-    return centred / torch.where(scale > 0, scale, torch.ones_like(scale))
+    deviation = centred.square().mean().sqrt()
+    return torch.where(deviation > 1e-6 * values.abs().max(), centred / deviation, torch.zeros_like(values))
 
 
 def certainty(mean: Tensor, deviation: Tensor) -> Tensor:
-    """How probable it is, on average, that a patch of the top decile is above the threshold between it and the rest."""
+    """The probability, on average, that a patch of the top decile is above the threshold between it and the rest."""
     count = max(1, len(mean) // 10)
     ranked, order = mean.sort(descending=True)
     threshold = ranked[count - 1 : count + 1].mean()
-    chosen = order[:count]
-    return torch.special.ndtr((mean[chosen] - threshold) / deviation[chosen].clamp(min=1e-12)).mean()
+    top = order[:count]
+    return torch.special.ndtr((mean[top] - threshold) / deviation[top]).mean()
+
+
+def in_double(values: Tensor) -> Tensor:
+    """In double precision, on the CPU where the device has none."""
+    return values.to("cpu" if values.device.type == "mps" else values.device).to(DOUBLE)
