@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.common import noise
@@ -20,7 +21,6 @@ from vitrail.engine.requests import Subsets
 from vitrail.methods.base import Attribution
 from vitrail.methods.posterior import Additive, certainty, standardised, trend_basis
 from vitrail.methods.registry import build_method
-from vitrail.models.view import View
 
 TARGET = 3
 
@@ -180,13 +180,46 @@ def test_explanations_keep_their_errors(tmp_path: Path) -> None:
     assert ex.error is not None
     assert (ex.error.shape, ex.error.dtype) == (ex.map.shape, torch.float32)
     assert (ex.error > 0).all()
-    again = vitrail.open(ex.save(tmp_path / "map.png"), image=noise(32, 32, 3))
+    again = vitrail.open(ex.save(tmp_path / "map.png"), image=noise(32, 32, 3), model=view)
     assert torch.equal(again.error, ex.error)
     other = vitrail.explain(view, noise(32, 32, 3), "gen_att")
     assert other.error is None
-    assert vitrail.open(other.save(tmp_path / "other.png"), image=noise(32, 32, 3)).error is None
+    assert vitrail.open(other.save(tmp_path / "other.png"), image=noise(32, 32, 3), model=view).error is None
     together = vitrail.explain(view, [noise(32, 32, 3), noise(32, 32, 4)], "posterior", masks=32)
     assert relative(together[0].error, ex.error) < 1e-4
+
+
+def test_pictures_fade_values_of_uncertain_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three patches in four; the strongest one keeps its colour."""
+    ex = vitrail.explain(viewed("timm_vit", torch.float32)[2], noise(64, 64, 3), "posterior", masks=32)
+    ex.map = torch.tensor([[1.0, -1.0, 1.0, -1.0]] * 4)
+    ex.error = torch.ones(4, 4)
+    ex.error[0] = 0.1
+    assert ex.certain is not None
+    assert ex.certain.tolist() == [[True] * 4] + [[False] * 4] * 3
+    assert ex.error_line == "90% intervals exclude zero on 25% of the map"
+    faded, shown = (np.asarray(ex.overlay(style="blocks", uncertain=how), dtype=float) for how in ("fade", "show"))
+    quarter = len(faded) // 4
+    assert np.array_equal(faded[:quarter], shown[:quarter])
+    assert not np.array_equal(faded[quarter:], shown[quarter:])
+    pale, full = (np.ptp(picture[quarter:], axis=2).mean() for picture in (faded, shown))
+    assert pale < 0.6 * full
+    outlines = [ex.overlay(style="outline", uncertain=how) for how in ("fade", "show")]
+    assert outlines[0].tobytes() == outlines[1].tobytes()
+    lines: list[Any] = []
+    monkeypatch.setattr("vitrail.explanation.labelled", lambda *arguments: lines.append(arguments[2]))
+    for how in ({}, {"uncertain": "show"}, {"style": "outline"}):
+        ex.picture(**how)
+    assert [("(the rest is faded)" in " ".join(text), ex.error_line in " ".join(text)) for text in lines] == [
+        (True, True),
+        (False, True),
+        (False, True),
+    ]
+    ex.error = None
+    assert (ex.certain, ex.error_line) == (None, None)
+    assert np.array_equal(np.asarray(ex.overlay(style="blocks")), shown)
+    with pytest.raises(VitrailError, match="uncertain must be fade or show"):
+        ex.overlay(uncertain="hide")
 
 
 def test_until_asks_for_no_more_masks_than_it_takes() -> None:

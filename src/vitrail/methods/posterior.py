@@ -202,7 +202,8 @@ class Additive:
 
 class Solved(NamedTuple):
     """A ridge regression at several noises η: Cholesky factors (k, p, p) of the posterior precision of the coefficients
-    in units of 1/σ², the best σ² (k,), and the logarithms of the likelihood (k,), up to a constant."""
+    in units of 1/σ², the best σ² (k,), and the logarithms of the likelihood (k,), up to a constant.
+    """
 
     factors: Tensor
     variances: Tensor
