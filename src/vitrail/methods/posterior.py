@@ -38,7 +38,7 @@ ROUNDING = 1e-6  # of a score: no smaller noise is believed
 DOUBLE = torch.float64
 
 
-@method("posterior", family="mask", signed=True, cost=(132, 1), paper="vitrail")
+@method("posterior", family="mask", signed=True, cost=(129, 1), paper="vitrail")
 @dataclass(kw_only=True)
 class Posterior(TokenMethod, SturdyMaskMethod):
     """Effect of each patch on the score, with its standard error: ``decompx.skipplus``, corrected by token subsets.
