@@ -137,6 +137,7 @@ def test_smoothing_keeps_the_sum() -> None:
     plain, smooth, wide = (explained("timm_vit", masks=64, smoothing=smoothing) for smoothing in (0.0, 0.5, 100.0))
     assert relative(plain.map.sum(), smooth.map.sum()) < 1e-9
     assert relative(smooth.map, plain.map) > 1e-3
+    assert relative(explained("timm_vit", masks=64, smoothing=1e-200).map, plain.map) < 1e-9
     assert relative(wide.map, wide.map.mean().expand_as(wide.map)) < 1e-2
     assert (smooth.error.mean() < plain.error.mean()) & (wide.error.mean() < smooth.error.mean())
 

@@ -22,7 +22,6 @@ from vitrail.methods.masking import SturdyMaskMethod, Subject, features_of
 from vitrail.methods.registry import method
 from vitrail.targets import Target
 
-RATIOS = tuple(tenths / 10 for tenths in range(1, 10))  # shares of the patches that subsets keep
 LENGTHS = (1.0, 2.0, 4.0)  # length scales ℓ of the prior, in patches
 WEIGHTS = (0.0, 0.3, 1.0, 3.0, 10.0)  # prior variances t of the white-box map, relative to that of a patch
 NOISES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # noise variances η of a score, likewise
@@ -124,7 +123,7 @@ class Additive:
     def __init__(self, prior_map: Tensor, features: Tensor, grid: tuple[int, int], smoothing: float):
         rows, columns = (torch.arange(side, dtype=DOUBLE, device=prior_map.device) for side in grid)
         places = torch.cartesian_prod(rows, columns)
-        self.squared_distances = torch.cdist(places, places).square()
+        self.distances = (places[:, None] - places).norm(dim=2)
         self.direction = standardised(prior_map)
         unit = F.normalize(features - features.mean(0), dim=1)
         self.similarity = ((1 + unit @ unit.T) / 2).square()
@@ -132,7 +131,7 @@ class Additive:
         self.smoother = spread / spread.sum(0)  # columns add up to 1, so that smoothing keeps the sum of the effects
 
     def nearness(self, length: float) -> Tensor:
-        return torch.exp(-self.squared_distances / (2 * length**2))
+        return torch.exp(-(self.distances / length).square() / 2)
 
     def root(self, length: float) -> Tensor:
         """The Cholesky factor (N, N) of the covariance K of the effects, white-box map and mean aside."""
@@ -146,9 +145,9 @@ class Additive:
         """
         patches, device = len(self.direction), self.direction.device
         drawn = noise("normal", (patches + 2,), range((count + 1) // 2), seed, device).to(DOUBLE)
-        local, weight, size = drawn[:, :-2], drawn[:, -2:-1], torch.special.ndtr(drawn[:, -1:])
-        shares = torch.tensor(RATIOS, dtype=DOUBLE, device=device)[(size * len(RATIOS)).long().clamp(max=8)]
-        sizes = (shares * patches).round().clamp(1, max(patches - 1, 1))
+        local, weight, size = drawn[:, :-2], drawn[:, -2:-1], drawn[:, -1:]
+        tenths = 1 + (9 * torch.special.ndtr(size)).floor().clamp(max=8)  # of the patches: 1 to 9, equally probable
+        sizes = (tenths * patches / 10).round().clamp(1, max(patches - 1, 1))
         effects = local @ self.root(LENGTHS[1]).T + weight * self.direction
         kept = effects.argsort(1, descending=True).argsort(1) < sizes
         return torch.stack([kept, ~kept], dim=1).flatten(0, 1)[:count]
@@ -201,13 +200,11 @@ class Additive:
 
 
 class Solved(NamedTuple):
-    """A ridge regression at several noises η: Cholesky factors (k, p, p) of the posterior precision of the coefficients
-    in units of 1/σ², the best σ² (k,), and the logarithms of the likelihood (k,), up to a constant.
-    """
+    """A ridge regression at several noises η (k,)."""
 
-    factors: Tensor
-    variances: Tensor
-    likelihoods: Tensor
+    factors: Tensor  # (k, p, p): Cholesky, of the posterior precision of the coefficients in units of 1/σ²
+    variances: Tensor  # (k,): the σ² of the largest likelihood
+    likelihoods: Tensor  # (k,): logarithms, up to a constant
 
 
 @dataclass(frozen=True)
