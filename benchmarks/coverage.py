@@ -1,7 +1,7 @@
 """Measures how honest the error bars of `posterior` are: against a run with many masks, and over seeds.
 
 Example:
-    python benchmarks/coverage.py --data DIR --images 8 [--pairs scenes,photo] [--device cuda]
+    python benchmarks/coverage.py --data DIR --images 8 [--pairs scenes,photo]
 `DIR` is the folder of `vitrail bench leaderboard --data DIR`. For each pair it prints the share of patches whose 90 %
 interval holds the value of a run with `--reference` masks and another seed, the standard deviation of the differences
 in units of the error, and the median error over the standard deviation of the maps over seeds.
