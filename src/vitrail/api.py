@@ -200,6 +200,7 @@ def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iter
     (predicted,) = scheduler.run([prediction(method, batch, target)])
     probabilities, attribution = view.probabilities(predicted.logits).cpu(), predicted.attribution
     maps = attribution.map.float().cpu()
+    errors = None if attribution.error is None else attribution.error.float().cpu()
     seconds = (time.perf_counter() - begin) / len(pictures)
     chunk = {"chunk": float(scheduler.smallest_chunk or 0)} if isinstance(method, MaskMethod) else {}
     for i, picture in enumerate(pictures):
@@ -228,6 +229,7 @@ def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iter
             signed=method.info.signed,
             pixels=picture.pixels.cpu().clone() if picture.from_tensor else None,
             pixels_hash=tensor_hash(picture.pixels) if picture.from_tensor else None,
+            error=None if errors is None else errors[i].clone(),
         )
 
 

@@ -37,7 +37,7 @@ from vitrail.show.colours import Scale
 from vitrail.show.figure import display_size, labelled, marked, overlay, png_bytes
 from vitrail.show.heatmap import fit_to_image
 from vitrail.show.legend import Legend
-from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style
+from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style, Uncertain
 from vitrail.show.plots import curve_picture
 from vitrail.version import __version__
 
@@ -52,6 +52,8 @@ SPLIT = {
 # Fields that are stored in the JSON file under their own name.
 _STORED_FIELDS = ("method", "params", "target", "label", "probability", "against", "against_label", "seconds",
                       "extras", "signed")  # fmt: skip
+_QUANTILE = 1.645  # of the normal distribution, for two-sided 90 % intervals
+_UNCERTAIN_OPACITY = 0.35  # relative to values whose sign is certain
 _COARSE = 32  # rows and columns of a map of pixels that is outlined
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
@@ -90,6 +92,7 @@ class Explanation:
     storage: list[int] = field(default_factory=list)  # patches that the network uses as registers, row by row
     grid: tuple[int, int] | None = None  # (rows, columns) of patches; None without tokens
     trusted: Trust | None = None  # the result of ``trust``
+    error: Tensor | None = None  # standard deviation of the map, of its shape; None for methods that have none
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         """The map scaled to [0, 1] at the size of the original image, (H, W); ``outside`` beyond the model's crop."""
@@ -103,6 +106,7 @@ class Explanation:
         colormap: str | None = None,
         style: Style = "smooth",
         storage: Storage = "mark",
+        uncertain: Uncertain = "fade",
     ) -> Image.Image:
         """The map over the faded image; signed maps in diverging colours, parts outside the crop hatched.
 
@@ -112,13 +116,20 @@ class Explanation:
             colormap: a colormap of matplotlib; None = RdBu_r for signed maps, viridis_r for unsigned ones.
             style: "smooth", "blocks" (a rectangle per value) or "outline" (around half of the evidence for the class).
             storage: "hide" draws patches that the network uses as storage as if they had no evidence.
+            uncertain: "show" draws values whose sign is uncertain, which are faded where ``error`` is known, in full.
         """
-        return self._overlay(Look(colormap, alpha, style, storage), mode)
+        return self._overlay(Look(colormap, alpha, style, storage, uncertain), mode)
 
     def _overlay(self, look: Look, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
-        values = self._shown("nearest" if look.style == "blocks" else mode, look)
+        mode = "nearest" if look.style == "blocks" else mode
+        values = self._shown(mode, look)
         photo = self.image.resize((values.shape[1], values.shape[0]), Image.Resampling.LANCZOS)
-        drawing = overlay(photo, values, self.signed, look.alpha, colormap=look.colormap, style=look.style)
+        weights = None
+        if self.certain is not None and look.uncertain == "fade":
+            weights = self._fitted(torch.where(self.certain, 1.0, _UNCERTAIN_OPACITY), mode)
+        drawing = overlay(
+            photo, values, self.signed, look.alpha, colormap=look.colormap, style=look.style, weights=weights
+        )
         return marked(drawing, [self._patch(index) for index in self.storage]) if self.storage else drawing
 
     def _patch(self, index: int) -> tuple[float, float, float, float]:
@@ -214,13 +225,17 @@ class Explanation:
         alpha: float = ALPHA,
         style: Style = "smooth",
         storage: Storage = "mark",
+        uncertain: Uncertain = "fade",
     ) -> Image.Image:
-        """The overlay with a caption: class, probability, method, how the score splits, scores, trust, and a legend."""
-        return self._picture(Look(colormap, alpha, style, storage))
+        """The overlay with a caption: class, probability, method, split of the score, scores, errors, trust, legend."""
+        return self._picture(Look(colormap, alpha, style, storage, uncertain))
 
     def _picture(self, look: Look) -> Image.Image:
-        lines = [line for line in (self.detail, self.score_line, self.storage_line, self.trust_line) if line]
-        return labelled(self._overlay(look), self.title, lines, [self.legend(look)])
+        error_line = self.error_line
+        if error_line and look.uncertain == "fade" and look.style != "outline":
+            error_line += " (the rest is faded)"
+        lines = (self.detail, self.score_line, error_line, self.storage_line, self.trust_line)
+        return labelled(self._overlay(look), self.title, [line for line in lines if line], [self.legend(look)])
 
     def legend(self, look: Look = DEFAULT_LOOK) -> Legend:
         """What the colours of the map mean."""
@@ -234,6 +249,10 @@ class Explanation:
         values = self._without_storage() if look.storage == "hide" and self.storage else self.shares
         if look.style == "outline" and min(values.shape) >= 2 * _COARSE:
             values = F.adaptive_avg_pool2d(values[None], _COARSE)[0]
+        return self._fitted(values, mode)
+
+    def _fitted(self, values: Tensor, mode: Literal["bilinear", "nearest"]) -> Tensor:
+        """Values of the map's shape on the image, (H, W) of its display size."""
         return fit_to_image(values, self._display_box(), display_size(self.image.size), mode)
 
     def _display_box(self) -> tuple[float, float, float, float]:
@@ -278,6 +297,18 @@ class Explanation:
         output = str(self.params.get("output", "logit")) + (" difference" if self.against is not None else "")
         parts = [f"{name} {value:+.2f}" for name, value in self.split.items() if name != "score"]
         return f"{output} {self.split['score']:+.2f} = {', '.join(parts)}".replace("-", "−")
+
+    @property
+    def certain(self) -> Tensor | None:
+        """Where the sign of the map is certain: the 90 % interval excludes zero; None where ``error`` is unknown."""
+        return None if self.error is None else self.map.abs() > _QUANTILE * self.error
+
+    @property
+    def error_line(self) -> str | None:
+        """How much of the map has a certain sign, in words."""
+        if self.certain is None:
+            return None
+        return f"90% intervals exclude zero on {self.certain.float().mean():.0%} of the map"
 
     @property
     def storage_line(self) -> str | None:
@@ -342,11 +373,12 @@ class Explanation:
         alpha: float = ALPHA,
         style: Style = "smooth",
         storage: Storage = "mark",
+        uncertain: Uncertain = "fade",
     ) -> Path:
         """Writes the picture and, beside it, a JSON file for ``vitrail.open``; both or none."""
         path = Path(path)
         path = path if path.suffix or not path.name else path.with_suffix(".png")
-        write_together(self.files(path, Look(colormap, alpha, style, storage)))
+        write_together(self.files(path, Look(colormap, alpha, style, storage, uncertain)))
         return path
 
     def files(self, path: Path, look: Look = DEFAULT_LOOK) -> dict[str | os.PathLike[str], bytes]:
@@ -399,6 +431,7 @@ class Explanation:
             "curves": self.curves,
             "box": list(self.box),
             "map": _pack(self.map),
+            "standard_error": None if self.error is None else _pack(self.error),
         }
 
     def __repr__(self) -> str:
@@ -446,6 +479,7 @@ def open(  # noqa: A001
             storage=saved.get("storage", []),
             grid=None if saved.get("grid") is None else tuple(saved["grid"]),
             trusted=None if saved.get("trust") is None else Trust.from_dict(saved["trust"]),
+            error=None if saved.get("standard_error") is None else _unpack(saved["standard_error"]),
             **{name: saved[name] for name in _STORED_FIELDS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

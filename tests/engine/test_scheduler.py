@@ -102,7 +102,8 @@ def test_one_image_that_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyP
 
 PLAIN_KIND = TraceSpec(frozenset()).kind
 QUICK = {"tis": {"masks": 40}, "vit_cx": {}, "rise": {"masks": 60}, "score_cam": {}, "lime": {"samples": 60},
-         "hsic": {"samples": 60}, "kernel_shap": {"samples": 60}, "atman": {}, "pami": {}}  # fmt: skip
+         "hsic": {"samples": 60}, "kernel_shap": {"samples": 60}, "atman": {}, "pami": {},
+         "posterior": {"masks": 40}}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", QUICK)
@@ -134,7 +135,9 @@ def test_reduced_precision_keeps_head_and_logits_full(name: str, monkeypatch: py
 @pytest.mark.parametrize(
     "method",
     [
-        name if name in ("tis", "rise") else pytest.param(name, marks=pytest.mark.full)  # bf16 is slow on a CPU
+        name
+        if name in ("tis", "rise", "posterior")
+        else pytest.param(name, marks=pytest.mark.full)  # bf16 is slow on a CPU
         for name in QUICK
         if "precision" in get_method(name).parameters()
     ],
@@ -222,7 +225,7 @@ def test_a_white_box_explanation_is_one_forward_pass(method: str, forwards: list
     ("method", "masks"),
     [("tis(masks=24)", 24), ("vit_cx", None), ("rise(masks=20)", 20), ("rise(masks=20, space=tokens)", 20),
      ("lime(samples=20)", 20), ("kernel_shap(samples=20, space=tokens)", 22), ("score_cam", None), ("atman", 65),
-     ("occlusion(space=tokens)", 64), ("hsic(samples=16)", 16)],
+     ("occlusion(space=tokens)", 64), ("hsic(samples=16)", 16), ("posterior(masks=24)", 24)],
 )  # fmt: skip
 def test_mask_methods_make_one_forward_pass_besides_their_masks(
     method: str, masks: int | None, forwards: list[int]

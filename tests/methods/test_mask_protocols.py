@@ -216,7 +216,7 @@ def test_pami_of_the_authors_moves_its_regions(monkeypatch: pytest.MonkeyPatch) 
 
 SEEDED: dict[str, dict[str, Any]] = {
     "tis": {"masks": 7}, "vit_cx": {}, "rise": {"masks": 20}, "lime": {"samples": 40}, "kernel_shap": {"samples": 40},
-    "hsic": {"samples": 40},
+    "hsic": {"samples": 40}, "posterior": {"masks": 20},
 }  # fmt: skip
 
 
@@ -263,6 +263,7 @@ def test_wrong_parameters_are_told() -> None:
         (lambda: build_method("vit_cx", swin, layer="attention").attribute(pixels), "layer"),
         (lambda: build_method("score_cam", swin, layer="attention").attribute(pixels), "layer"),
         (lambda: build_method("tis", swin), "no fixed tokens"),
+        (lambda: build_method("posterior", swin), "no fixed tokens"),
         (lambda: build_method("rise", swin, space="tokens", masks=2).attribute(pixels), "needs tokens"),
     ):
         with pytest.raises(VitrailError, match=message):

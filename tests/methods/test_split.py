@@ -49,7 +49,9 @@ def test_an_explanation_says_how_its_score_splits(call: str) -> None:
         assert float(ex.shares.sum()) == pytest.approx(ex.split["score"], abs=1e-4)
 
 
-@pytest.mark.parametrize("call", ["gen_att", "rollout", "full_grad", "full_grad_plus", "tis(masks=16)", "random"])
+@pytest.mark.parametrize(
+    "call", ["gen_att", "rollout", "full_grad", "full_grad_plus", "tis(masks=16)", "posterior(masks=16)", "random"]
+)
 def test_other_methods_promise_no_sum(call: str) -> None:
     method, params = split_call(call)
     ex = vitrail.explain(viewed("timm_vit", torch.float32)[2], noise(32, 32, 3), method, **params)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.families import FAMILIES, Family, build, expected_logits, images
-from tests.oracles import atman, hsic, occlusion, pami, rise, score_cam, shapley, tis, vit_cx
+from tests.oracles import atman, hsic, occlusion, pami, posterior, rise, score_cam, shapley, tis, vit_cx
 from tests.oracles.attention import softmax
 from tests.oracles.masked_forward import masked_logits
 from tests.oracles.recipe import describe
@@ -400,3 +400,26 @@ def test_pami() -> None:
     assert 0 <= result.min() <= result.max() <= 1
     close(pami.pami(p, x, [torch.zeros_like(rows)], background), p(x).expand(SIZE))
     close(pami.pami(p, x, [torch.where(rows == 0, -1, rows)], background)[:4], 0.0, atol=0)
+
+
+def test_posterior_is_the_conditional_of_one_large_gaussian() -> None:
+    """Trend and effects together, the trend with a variance so large that it is all but free."""
+    subsets, y = random_masks(30, 9), randn(30)
+    K = posterior.kernel(randn(9, 5), 3, 2.0)
+    close(K, K.T)
+    close(K.diagonal(), 1.0)
+    assert torch.linalg.eigvalsh(K).min() > 0.04
+    fitted, free = posterior.conditioned(subsets, y, K, 0.7), 1e7
+    X = torch.cat([posterior.trend_columns(subsets), subsets.to(DTYPE)], dim=1)
+    prior = torch.block_diag(free * torch.eye(3, dtype=DTYPE), K)
+    gain = prior @ X.T @ torch.linalg.inv(X @ prior @ X.T + 0.7 * torch.eye(30, dtype=DTYPE))
+    close(gain @ y, torch.cat([fitted.trend, fitted.effects]), atol=1e-4)
+    close((prior - gain @ X @ prior)[3:, 3:] * fitted.variance, fitted.covariance, atol=1e-4)
+
+
+def test_posterior_smooths_without_changing_the_sum() -> None:
+    S = posterior.smoother(12, 4, 0.7)
+    close(S.sum(dim=0), 1.0)
+    assert (S.diagonal() == S.max(dim=0).values).all()
+    close(posterior.smoother(12, 4, 0.0), torch.eye(12, dtype=DTYPE))
+    assert posterior.squared_distance(0, 11, 4) == 2**2 + 3**2

@@ -356,8 +356,11 @@ def _remark(explanation: Explanation) -> str:
 
 
 def _lines(explanation: Explanation, random: dict[str, float], alone: bool) -> Iterator[str]:
-    """What is printed below a result: trust; for a single image also how the score splits and storage; scores."""
-    lines = [explanation.trust_line, *([explanation.score_line, explanation.storage_line] if alone else [])]
+    """What is printed below a result: trust; for a single image also its split score, errors and storage; scores."""
+    lines = [
+        explanation.trust_line,
+        *([explanation.score_line, explanation.error_line, explanation.storage_line] if alone else []),
+    ]
     yield from (line for line in lines if line)
     if random:
         measured = [(split_call(name)[0], explanation.scores[name], value) for name, value in random.items()]

@@ -66,6 +66,12 @@ StorageName = Annotated[
     str,
     typer.Option("--storage", help="Patches that the network uses as storage: mark them, or also hide them."),
 ]
+UncertainName = Annotated[
+    str,
+    typer.Option(
+        "--uncertain", help="Values whose sign is uncertain, where errors are known: fade them, or show them."
+    ),
+]
 StyleName = Annotated[
     str,
     typer.Option(
@@ -117,7 +123,15 @@ MODEL = Group(
     load_options,
 )
 LOOK = Group(
-    {"colormap": Colormap, "alpha": Alpha, "style": StyleName, "storage": StorageName}, Look, asdict(DEFAULT_LOOK)
+    {
+        "colormap": Colormap,
+        "alpha": Alpha,
+        "style": StyleName,
+        "storage": StorageName,
+        "uncertain": UncertainName,
+    },
+    Look,
+    asdict(DEFAULT_LOOK),
 )
 
 

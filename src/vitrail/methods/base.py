@@ -41,10 +41,14 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class Attribution:
-    """The result of a method: the maps (B, h, w), and what it measured on the way, one value per image."""
+    """The result of a method: the maps (B, h, w), and what it measured on the way, one value per image.
+
+    ``error``: the standard deviations of the maps, if the method knows them.
+    """
 
     map: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)
+    error: Tensor | None = None
 
 
 class MethodFactory(Protocol):
@@ -143,9 +147,11 @@ class Method(Named):
         if not attribution.map.isfinite().all():
             check_finite(self.model, (yield Logits(batch)))
             raise VitrailError(f"{self.info.name} gave NaN or infinite values on {self.model.name}; try dtype=float64.")
+        dtype, error = torch.promote_types(batch.images.dtype, torch.float32), attribution.error
         return Attribution(
-            attribution.map.detach().to(torch.promote_types(batch.images.dtype, torch.float32)),
+            attribution.map.detach().to(dtype),
             {name: at_least_single(values.detach()) for name, values in attribution.extras.items()},
+            None if error is None else error.detach().to(dtype),
         )
 
     def passes(self) -> tuple[float, float]:

@@ -78,19 +78,21 @@ class MaskMethod(Method):
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
         """The one forward pass of the whole images is the trace, where the method needs one."""
         traces = yield [Traced(batch, target, spec) for spec in self.needs()]
-        logits = yield Logits(batch)
-        check_finite(self.model, logits)
-        target = target.resolved(self.model, logits)
-        subjects = [
-            Subject(
-                image=image, logits=logits[i : i + 1], target=target.row(i), trace=traces[0] if traces else None, row=i
-            )
-            for i, image in enumerate(batch.images.split(1))
-        ]
+        subjects = yield from self.subjects(batch, target, traces[0] if traces else None)
         results = yield from concurrently([self.explain_one(subject) for subject in subjects])
         names, device = results[0][1], batch.images.device
         extras = {name: torch.stack([values[name].to(device) for _, values in results]) for name in names}
         return Attribution(torch.stack([values for values, _ in results]), extras)
+
+    def subjects(self, batch: Batch, target: Target, trace: Trace | None) -> Asking[list[Subject]]:
+        """The images of a batch one by one, each with its own class."""
+        logits = yield Logits(batch)
+        check_finite(self.model, logits)
+        target = target.resolved(self.model, logits)
+        return [
+            Subject(image=image, logits=logits[i : i + 1], target=target.row(i), trace=trace, row=i)
+            for i, image in enumerate(batch.images.split(1))
+        ]
 
     def explain_one(self, subject: Subject) -> Explained:
         """The map of one image and, by name, what was measured (0-d tensors)."""

@@ -29,6 +29,7 @@ MODULES = (
     "occlusion",
     "surrogate",
     "pami",
+    "posterior",
     "control",
 )
 

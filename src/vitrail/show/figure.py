@@ -34,6 +34,7 @@ def overlay(
     *,
     colormap: str | None = None,
     style: str = "smooth",
+    weights: Tensor | None = None,
 ) -> Image.Image:
     """Overlays a map on an image, which is faded: the stronger the evidence, the more opaque its colour.
 
@@ -42,6 +43,7 @@ def overlay(
         signed: whether the colours diverge from zero; None = if any value is negative.
         alpha, colormap, style: see ``Look``; "blocks" is drawn as "smooth", of a map that has blocks.
         size: (width, height) of the result; None = ``display_size`` of the image.
+        weights: factors on the opacity, shaped like the map; outlines have none.
     """
     look = Look(colormap, alpha, style)
     if tuple(values.shape) != (image.height, image.width):
@@ -58,7 +60,7 @@ def overlay(
     if style == "outline":
         drawing = outlined(photo, scale.support(positions), scale, look)
     else:
-        drawing = blended(photo, positions, scale, look)
+        drawing = blended(photo, positions, scale, look, None if weights is None else resize_map(weights, size))
     return as_image(np.where(unseen[..., None], hatched(photo), drawing) if unseen.any() else drawing)
 
 

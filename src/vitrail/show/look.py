@@ -7,8 +7,10 @@ from vitrail.errors import VitrailError
 
 Style: TypeAlias = Literal["smooth", "blocks", "outline"]
 Storage: TypeAlias = Literal["mark", "hide"]
+Uncertain: TypeAlias = Literal["fade", "show"]
 STYLES: tuple[str, ...] = get_args(Style)
 STORAGE: tuple[str, ...] = get_args(Storage)
+UNCERTAIN: tuple[str, ...] = get_args(Uncertain)
 ALPHA = 0.85
 
 
@@ -23,12 +25,15 @@ class Look:
             the smallest area with half of the evidence).
         storage: whether patches that the network uses as storage are only marked (``mark``), or drawn as if they had no
             evidence (``hide``); numbers are not changed.
+        uncertain: whether colours whose sign is uncertain, of maps with known errors, are faded (``fade``) or drawn
+            like all others (``show``); outlines are not affected.
     """
 
     colormap: str | None = None
     alpha: float = ALPHA
     style: str = "smooth"
     storage: str = "mark"
+    uncertain: str = "fade"
 
     def __post_init__(self) -> None:
         if not isinstance(self.alpha, int | float) or not 0 <= self.alpha <= 1:
@@ -37,6 +42,8 @@ class Look:
             raise VitrailError(f"there is no style {self.style!r}: expected {', '.join(STYLES[:-1])} or {STYLES[-1]}.")
         if self.storage not in STORAGE:
             raise VitrailError(f"storage must be {' or '.join(STORAGE)}, but got {self.storage!r}.")
+        if self.uncertain not in UNCERTAIN:
+            raise VitrailError(f"uncertain must be {' or '.join(UNCERTAIN)}, but got {self.uncertain!r}.")
         if self.colormap is not None:
             self._check_colormap()
 

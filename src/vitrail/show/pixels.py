@@ -23,9 +23,10 @@ def faded(photo: Array, amount: float) -> Array:
     return np.asarray(muted + LIGHTENING * amount * (255 - muted), dtype=np.float32)
 
 
-def blended(photo: Array, positions: Array, scale: Scale, look: Look) -> Array:
-    """The colours of a map over an image: the stronger the evidence, the more opaque."""
-    opacity = (look.alpha * scale.strengths(positions) ** 0.8)[..., None]
+def blended(photo: Array, positions: Array, scale: Scale, look: Look, weights: Array | None = None) -> Array:
+    """The colours of a map over an image: the stronger the evidence, the more opaque; ``weights`` fade it in places."""
+    strengths = scale.strengths(positions) ** 0.8
+    opacity = (look.alpha * (strengths if weights is None else strengths * weights))[..., None]
     return faded(photo, look.alpha) * (1 - opacity) + scale.colours(positions, look.colormap) * opacity
 
 

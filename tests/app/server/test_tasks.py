@@ -83,6 +83,13 @@ def test_explain_says_what_the_library_says(view: View, method: str | None) -> N
     json.loads(to_json(answer))
 
 
+def test_explain_has_standard_errors_where_they_are_known(view: View) -> None:
+    fields = {"method": "posterior", "target": "star", "params": {"masks": 16}, "trust": False}
+    answer = tasks.explain(view, request(**fields), silent)
+    close(answer["standard_error"], vitrail.explain(view, IMAGE, "posterior", target="star", masks=16).error)
+    assert tasks.explain(view, request(target="star", trust=False), silent)["standard_error"] is None
+
+
 def test_parameters_and_a_rival_reach_the_method(view: View) -> None:
     fields = {"method": "rise", "target": "star", "params": {"masks": 40, "seed": 3}}
     answer = tasks.explain(view, request(**fields), silent)

@@ -301,6 +301,7 @@ class Explained(BaseModel):
     reduced: bool
     values: list[list[float]]
     shares: list[list[float]]
+    standard_error: list[list[float]] | None
     tokens: list[list[float]]
     signed: bool
 

@@ -282,7 +282,7 @@ def explanation_answer(view: View, request: Request, explanation: Explanation, m
     """The explanation's own JSON and words, with rows of numbers instead of the encoded map."""
     answer = explanation.to_dict()
     del answer["map"]
-    values, shares = reduce_map(explanation.map, max_side), explanation.shares
+    values, shares, error = reduce_map(explanation.map, max_side), explanation.shares, explanation.error
     return {
         **answer,
         **{name: getattr(explanation, name) for name in WORDS},
@@ -293,6 +293,7 @@ def explanation_answer(view: View, request: Request, explanation: Explanation, m
         "reduced": values.shape != explanation.map.shape,
         "values": round_values(values),
         "shares": round_values(reduce_map(shares, max_side)),
+        "standard_error": None if error is None else round_values(reduce_map(error, max_side)),
         "tokens": round_values(on_grid(view, explanation.map)),
         "signed": explanation.signed if explanation.signed is not None else bool((shares < 0).any()),
     }

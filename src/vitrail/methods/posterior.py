@@ -1,0 +1,266 @@
+"""posterior: a white-box map as the prior, the scores of token subsets as evidence, and a map with error bars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.engine.noise import noise
+from vitrail.engine.requests import Asking, Batch, Traced, concurrently
+from vitrail.engine.trace import TraceSpec
+from vitrail.errors import VitrailError
+from vitrail.methods.aggregation import Aggregated, SkipPlus
+from vitrail.methods.base import Attribution, TokenMethod
+from vitrail.methods.decomposition import DecompX
+from vitrail.methods.masking import SturdyMaskMethod, Subject, features_of
+from vitrail.methods.registry import method
+from vitrail.targets import Target
+
+LENGTHS = (1.0, 2.0, 4.0)  # length scales ℓ of the prior, in patches
+WEIGHTS = (0.0, 0.3, 1.0, 3.0, 10.0)  # prior variances t of the white-box map, relative to that of a patch
+NOISES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # noise variances η of a score, likewise
+NUGGET = 0.05  # share of a patch's variance that it has in common with no other patch
+LEVEL = 100.0  # prior variance of the mean effect: so large that the mean is practically free
+FEWEST, MOST = 8, 100_000  # masks; the trend alone takes three
+ROUND = 64  # masks between two looks at the certainty
+# With few masks, the likelihood prefers priors that are smoother than the effects, and errors come out too small. The
+# factor is the one with which 90 % intervals hold the values of a run with 8,192 masks (benchmarks/coverage.py).
+WIDENING = 1.3
+SATURATION = 1e-4  # probabilities closer than this to 0 or 1 count as this close
+ROUNDING = 1e-6  # of a score: no smaller noise is believed
+DOUBLE = torch.float64
+
+
+@method("posterior", family="mask", signed=True, cost=(129, 1), paper="vitrail")
+@dataclass(kw_only=True)
+class Posterior(TokenMethod, SturdyMaskMethod):
+    """Effect of each patch on the score, with its standard error: ``decompx.skipplus``, corrected by token subsets.
+
+    The score of a subset of the patches is modelled as a sum of their effects, a smooth function of their number, and
+    noise. Before any subset is scored, the effects are assumed to follow ``decompx.skipplus`` to some degree and to be
+    similar for patches that are near and look alike; how much, the scores decide (restricted maximum likelihood). The
+    map is the posterior mean of the effects, ``error`` its standard deviation.
+
+    ``scale``: whether the score is the log-odds of the class or its probability; with ``against=`` it is always the
+    difference of two logits. ``smoothing``: how far the effect of a patch is spread over its neighbours, as a standard
+    deviation in patches. ``masks``: how many subsets are scored, at most; with ``until`` they are scored in rounds of
+    64, until the patches of the top decile belong there with this probability, on average.
+    """
+
+    masks: int = 256
+    scale: Literal["log_odds", "probability"] = "log_odds"
+    smoothing: float = 0.5
+    until: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not FEWEST <= self.masks <= MOST:
+            raise VitrailError(f"masks must be between {FEWEST} and {MOST}, but got {self.masks}.")
+        if self.until is not None and not 0.5 <= self.until < 1:
+            raise VitrailError(f"until must be a probability of at least 0.5 and below 1, but got {self.until}.")
+        if not 0 <= self.smoothing < math.inf:
+            raise VitrailError(f"smoothing must be at least 0 and finite, but got {self.smoothing}.")
+
+    @property
+    def prior(self) -> Aggregated:
+        return SkipPlus(DecompX)(self.model)
+
+    def needs(self) -> Sequence[TraceSpec]:
+        """The traces of the prior, and one of the same rule, so that all of them are one pass."""
+        traces = self.prior.needs()
+        values = frozenset({("x", 0), ("u", self.model.num_layers - 1)})
+        return [*traces, TraceSpec(values, rule=traces[0].rule)]
+
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        *traces, values = yield [Traced(batch, target, spec) for spec in self.needs()]
+        prior_maps = self.prior.read(*traces).map
+        subjects = yield from self.subjects(batch, target, values)
+        fits = yield from concurrently(
+            [self.fit(subject, prior_map) for subject, prior_map in zip(subjects, prior_maps, strict=True)]
+        )
+        return Attribution(
+            torch.stack([fit.mean for fit in fits]).unflatten(1, self.model.grid),
+            {name: torch.stack([fit.extras[name] for fit in fits]) for name in fits[0].extras},
+            torch.stack([fit.deviation for fit in fits]).unflatten(1, self.model.grid),
+        )
+
+    def fit(self, subject: Subject, prior_map: Tensor) -> Asking[Fit]:
+        """Asks for the scores of subsets, all at once or, with ``until``, round by round."""
+        scorer = self.scorer(subject, "probability" if subject.target.against is None else "logit")
+        features = features_of(subject, self.model, "norm1").flatten(1).T
+        model = Additive(in_double(prior_map.flatten()), in_double(features), self.model.grid, self.smoothing)
+        subsets = model.draw(self.masks, self.seed)
+        scores = model.direction.new_empty(0)
+        for part in subsets.split(self.masks if self.until is None else ROUND):
+            answers = in_double((yield from scorer.token_sets(part.to(subject.image.device))))
+            if scorer.output == "probability" and self.scale == "log_odds":
+                answers = torch.logit(answers, eps=SATURATION)
+            scores = torch.cat([scores, answers])
+            fit = model.fit(subsets[: len(scores)], scores)
+            if self.until is not None and fit.extras["certainty"] >= self.until:
+                break
+        return fit
+
+
+class Fit(NamedTuple):
+    """The posterior of the map: means and standard deviations (N,), and what was measured (0-d)."""
+
+    mean: Tensor
+    deviation: Tensor
+    extras: dict[str, Tensor]
+
+
+class Additive:
+    """The additive model of one image: the prior of the effects, subsets drawn from it, and the fit to their scores."""
+
+    def __init__(self, prior_map: Tensor, features: Tensor, grid: tuple[int, int], smoothing: float):
+        rows, columns = (torch.arange(side, dtype=DOUBLE, device=prior_map.device) for side in grid)
+        places = torch.cartesian_prod(rows, columns)
+        self.distances = (places[:, None] - places).norm(dim=2)
+        self.direction = standardised(prior_map)
+        unit = F.normalize(features - features.mean(0), dim=1)
+        self.similarity = ((1 + unit @ unit.T) / 2).square()
+        spread = self.nearness(smoothing) if smoothing else torch.ones_like(self.direction).diag()
+        self.smoother = spread / spread.sum(0)  # columns add up to 1, so that smoothing keeps the sum of the effects
+
+    def nearness(self, length: float) -> Tensor:
+        return torch.exp(-(self.distances / length).square() / 2)
+
+    def root(self, length: float) -> Tensor:
+        """The Cholesky factor (N, N) of the covariance K of the effects, white-box map and mean aside."""
+        nugget = torch.full_like(self.direction, NUGGET).diag()
+        return torch.linalg.cholesky((1 - NUGGET) * self.nearness(length) * self.similarity + nugget)
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        """(count, N): the largest patches in draws from the prior, each subset followed by its complement.
+
+        The first subsets do not depend on ``count``.
+        """
+        patches, device = len(self.direction), self.direction.device
+        drawn = noise("normal", (patches + 2,), range((count + 1) // 2), seed, device).to(DOUBLE)
+        local, weight, size = drawn[:, :-2], drawn[:, -2:-1], drawn[:, -1:]
+        tenths = 1 + (9 * torch.special.ndtr(size)).floor().clamp(max=8)  # of the patches: 1 to 9, equally probable
+        sizes = (tenths * patches / 10).round().clamp(1, max(patches - 1, 1))
+        effects = local @ self.root(LENGTHS[1]).T + weight * self.direction
+        kept = effects.argsort(1, descending=True).argsort(1) < sizes
+        return torch.stack([kept, ~kept], dim=1).flatten(0, 1)[:count]
+
+    def fit(self, subsets: Tensor, scores: Tensor) -> Fit:
+        """The posterior at the length scale ℓ, the weight t of the white-box map and the noise η of largest likelihood.
+
+        Effects are w = R u with u ~ N(0, σ²I) and R = [root of K, √t d, √LEVEL 1], so that this is a ridge regression
+        on the design ZR, Z the subsets. The trend is projected out; the likelihood is the restricted one.
+        """
+        present = subsets.to(DOUBLE)
+        trend = trend_basis(present.mean(1))
+        freedom = len(scores) - trend.shape[1]
+
+        def detrended(values: Tensor) -> Tensor:
+            return values - trend @ (trend.T @ values)
+
+        y = detrended(scores)
+        noises = torch.tensor(NOISES, dtype=DOUBLE, device=y.device)
+        ends = torch.stack([self.direction, torch.ones_like(self.direction)], 1)
+        scales = torch.ones(len(WEIGHTS), len(ends) + 2, dtype=DOUBLE, device=y.device)  # of the columns of R
+        scales[:, -2], scales[:, -1] = scales.new_tensor(WEIGHTS).sqrt(), math.sqrt(LEVEL)
+        ridges, likelihoods = [], []
+        for length in LENGTHS:
+            root = torch.cat([self.root(length), ends], 1)
+            design = detrended(present @ root)
+            ridges.append((root, design, Ridge(design.T @ design, design.T @ y, y @ y, freedom)))
+            likelihoods += [ridges[-1][2].scaled(scale).solved(noises).likelihoods for scale in scales]
+        candidate, at = divmod(int(torch.cat(likelihoods).argmax()), len(noises))
+        (root, design, ridge), scale = ridges[candidate // len(WEIGHTS)], scales[candidate % len(WEIGHTS)]
+        root, design, ridge = root * scale, design * scale, ridge.scaled(scale)
+        noise_ratio = noises[at]
+        (factor,), (variance,), _ = ridge.solved(noises[at : at + 1])
+        coefficients = torch.cholesky_solve(ridge.moment[:, None], factor)[:, 0] / noise_ratio
+        shown = self.smoother @ root
+        mean = shown @ coefficients
+        deviation = WIDENING * (variance * whitened(factor, shown).square().sum(0)).sqrt()
+        leverage = trend.square().sum(1) + whitened(factor, design).square().sum(0) / noise_ratio
+        missed = (y - design @ coefficients) / (1 - leverage).clamp(min=1e-6)  # each score predicted from the others
+        total = (scores - scores.mean()).square().sum()
+        varies = total > len(scores) * ROUNDING**2
+        extras = {
+            "masks": scores.new_tensor(len(scores)),
+            "mean_score": scores.mean(),
+            "r2": torch.where(varies, 1 - missed.square().sum() / total, torch.zeros_like(total)),
+            "prior_agreement": (standardised(mean) * standardised(self.smoother @ self.direction)).mean(),
+            "certainty": certainty(mean, deviation),
+        }
+        return Fit(mean, deviation, extras)
+
+
+class Solved(NamedTuple):
+    """A ridge regression at several noises η (k,)."""
+
+    factors: Tensor  # (k, p, p): Cholesky, of the posterior precision of the coefficients in units of 1/σ²
+    variances: Tensor  # (k,): the σ² of the largest likelihood
+    likelihoods: Tensor  # (k,): logarithms, up to a constant
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A ridge regression with coefficients ~ N(0, σ²I) and noise of variance σ²η."""
+
+    gram: Tensor  # (p, p)
+    moment: Tensor  # (p,)
+    squares: Tensor  # 0-d: the sum of the squared scores
+    freedom: int
+
+    def scaled(self, scale: Tensor) -> Ridge:
+        """With the columns of the design multiplied by ``scale`` (p,)."""
+        return replace(self, gram=self.gram * scale * scale[:, None], moment=self.moment * scale)
+
+    def solved(self, noises: Tensor) -> Solved:
+        identity = torch.ones_like(self.moment).diag()
+        factors = torch.linalg.cholesky(self.gram / noises[:, None, None] + identity)
+        explained = whitened(factors, self.moment.expand(len(noises), 1, -1)).square().sum((1, 2)) / noises
+        variances = (self.squares - explained).clamp(min=self.freedom * ROUNDING**2) / (self.freedom * noises)
+        log_determinants = 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1) + self.freedom * noises.log()
+        return Solved(factors, variances, -0.5 * (self.freedom * variances.log() + log_determinants))
+
+
+def whitened(factor: Tensor, rows: Tensor) -> Tensor:
+    """L⁻¹X' for lower triangular L (…, p, p) and rows X (…, m, p)."""
+    return torch.linalg.solve_triangular(factor, rows.mT, upper=False)
+
+
+def trend_basis(shares: Tensor) -> Tensor:
+    """An orthonormal basis (M, ≤ 3) of what the score may do with the share of the patches that are present.
+
+    Together with the mean effect this is a cubic. Few shares, as on tiny grids, leave fewer than three directions.
+    """
+    bump = shares * (1 - shares)
+    columns = torch.stack([torch.ones_like(shares), bump, bump * (1 - 2 * shares)], 1)
+    basis, values, _ = torch.linalg.svd(columns, full_matrices=False)
+    return basis[:, values > 1e-9 * values[0]]
+
+
+def standardised(values: Tensor) -> Tensor:
+    """Mean 0 and variance 1; values that are constant up to rounding become 0."""
+    centred = values - values.mean()
+    deviation = centred.square().mean().sqrt()
+    return torch.where(deviation > 1e-6 * values.abs().max(), centred / deviation, torch.zeros_like(values))
+
+
+def certainty(mean: Tensor, deviation: Tensor) -> Tensor:
+    """The probability, on average, that a patch of the top decile is above the threshold between it and the rest."""
+    count = max(1, len(mean) // 10)
+    ranked, order = mean.sort(descending=True)
+    threshold = ranked[count - 1 : count + 1].mean()
+    top = order[:count]
+    return torch.special.ndtr((mean[top] - threshold) / deviation[top]).mean()
+
+
+def in_double(values: Tensor) -> Tensor:
+    """In double precision, on the CPU where the device has none."""
+    return values.to("cpu" if values.device.type == "mps" else values.device).to(DOUBLE)
