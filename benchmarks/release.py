@@ -2,9 +2,9 @@
 
 Run from the repository's root:
     python -m benchmarks.release --data DIR [--images 8]
-`DIR` is the folder of `vitrail bench leaderboard --data DIR`; the model is its ViT-Ti/16. The literal version is the test
-oracle (tests/oracles/vit_cx.py) on the output of the last first norm, caught by a hook. Noise is random, so two of its
-runs differ: `vit_cx` should agree with a run as well as another run does.
+`DIR` is the folder of `vitrail bench leaderboard --data DIR`; the model is its ViT-Ti/16. The literal version is the
+test oracle (tests/oracles/vit_cx.py) on the output of the last first norm, caught by a hook. Noise is random, so two of
+its runs differ: `vit_cx` should agree with a run as well as another run does.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 from scipy.stats import spearmanr
+from tests.oracles import vit_cx as literal
 from torch import Tensor
 
-from tests.oracles import vit_cx as literal
 from vitrail.bench.run import load_model, open_plan_data
 from vitrail.bench.suite import open_suite
 from vitrail.methods.registry import build_method
@@ -40,7 +40,7 @@ def main() -> None:
         ours = build_method("vit_cx", view).attribute(image)[0]
         first, second = (released(view.module, image, view.grid, seed) for seed in (1, 2))
         totals.append((correlation(ours, first), correlation(first, second)))
-        print(f"{data.ids[place]}: vit_cx and the release {totals[-1][0]:.3f}, two runs of the release {totals[-1][1]:.3f}")
+        print(f"{data.ids[place]}: vit_cx and the release {totals[-1][0]:.3f}, two of its runs {totals[-1][1]:.3f}")
     means = torch.tensor(totals).mean(0).tolist()
     print(f"mean of {len(data)}: {means[0]:.3f} and {means[1]:.3f}")
 
