@@ -103,7 +103,7 @@ def test_one_image_that_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyP
 PLAIN_KIND = TraceSpec(frozenset()).kind
 QUICK = {"tis": {"masks": 40}, "vit_cx": {}, "rise": {"masks": 60}, "score_cam": {}, "lime": {"samples": 60},
          "hsic": {"samples": 60}, "kernel_shap": {"samples": 60}, "atman": {}, "pami": {},
-         "posterior": {"masks": 40}}  # fmt: skip
+         "posterior": {"masks": 40}, "shapley": {"permutations": 4}}  # fmt: skip
 
 
 @pytest.mark.parametrize("method", QUICK)

@@ -240,8 +240,10 @@ def blind_view() -> View:
 def test_zero_gradients_give_a_defined_map(name: str) -> None:
     """Nothing may become NaN."""
     view = blind_view()
-    fewest = 8 if name == "posterior" else 2
-    quick = {key: fewest for key in ("steps", "samples", "masks") if key in get_method(name).info.params}
+    fewest = {"posterior": 8, "shapley": 4}.get(name, 2)
+    quick = {
+        key: fewest for key in ("steps", "samples", "masks", "permutations") if key in get_method(name).info.params
+    }
     computed = build_method(name, view, **quick).attribute(batch("timm_vit"), TARGET)
     assert computed.isfinite().all()
     if get_method(name).info.class_specific and get_method(name).info.family != "mask":

@@ -216,7 +216,7 @@ def test_pami_of_the_authors_moves_its_regions(monkeypatch: pytest.MonkeyPatch) 
 
 SEEDED: dict[str, dict[str, Any]] = {
     "tis": {"masks": 7}, "vit_cx": {}, "rise": {"masks": 20}, "lime": {"samples": 40}, "kernel_shap": {"samples": 40},
-    "hsic": {"samples": 40}, "posterior": {"masks": 20},
+    "hsic": {"samples": 40}, "posterior": {"masks": 20}, "shapley": {"permutations": 4},
 }  # fmt: skip
 
 

@@ -32,8 +32,10 @@ DRAWN = ["rise(space=tokens)", "vit_cx(source=random)", "tis(space=pixels)", "pa
 def built(call: str, view: View) -> Any:
     """A method of few passes."""
     name, params = split_call(call)
-    fewest = 8 if name == "posterior" else 3
-    quick = {key: fewest for key in ("steps", "samples", "masks") if key in get_method(name).info.params}
+    fewest = {"posterior": 8, "shapley": 4}.get(name, 3)
+    quick = {
+        key: fewest for key in ("steps", "samples", "masks", "permutations") if key in get_method(name).info.params
+    }
     return build_method(name, view, **{**quick, **params})
 
 

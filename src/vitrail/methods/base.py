@@ -157,7 +157,7 @@ class Method(Named):
     def passes(self) -> tuple[float, float]:
         """Forward and backward passes per image with these parameters; the info has those of the defaults."""
         scale = 1.0
-        for name in ("masks", "samples", "steps"):
+        for name in ("masks", "samples", "steps", "permutations"):
             value, default = self.params.get(name), self.info.params.get(name)
             if isinstance(value, int) and value != default:
                 scale = value / (default or self.info.cost[0])

@@ -31,7 +31,8 @@ SEEDS = (-(2**63), 2**64)  # those that torch takes
 MASKS_AT_ONCE = {"cpu": 64, "cuda": 256}  # at image size
 
 Space = Literal["pixels", "tokens"]
-Explained = Asking[tuple[Tensor, dict[str, Tensor]]]
+# The map of one image, what was measured and, if it is known, the standard deviation of the map.
+Explained = Asking[tuple[Tensor, dict[str, Tensor]] | tuple[Tensor, dict[str, Tensor], Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,11 @@ class MaskMethod(Method):
         subjects = yield from self.subjects(batch, target, traces[0] if traces else None)
         results = yield from concurrently([self.explain_one(subject) for subject in subjects])
         names, device = results[0][1], batch.images.device
-        extras = {name: torch.stack([values[name].to(device) for _, values in results]) for name in names}
-        return Attribution(torch.stack([values for values, _ in results]), extras)
+        extras = {name: torch.stack([result[1][name].to(device) for result in results]) for name in names}
+        errors = [result[2] for result in results if len(result) == 3]
+        return Attribution(
+            torch.stack([result[0] for result in results]), extras, torch.stack(errors) if errors else None
+        )
 
     def subjects(self, batch: Batch, target: Target, trace: Trace | None) -> Asking[list[Subject]]:
         """The images of a batch one by one, each with its own class."""
@@ -95,7 +99,7 @@ class MaskMethod(Method):
         ]
 
     def explain_one(self, subject: Subject) -> Explained:
-        """The map of one image and, by name, what was measured (0-d tensors)."""
+        """The map of one image, by name what was measured (0-d tensors) and, if it is known, the map's error."""
         raise NotImplementedError
 
     def scorer(self, subject: Subject, output: str) -> Scorer:

@@ -30,6 +30,7 @@ MODULES = (
     "surrogate",
     "pami",
     "posterior",
+    "shapley",
     "control",
 )
 
