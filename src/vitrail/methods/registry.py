@@ -31,6 +31,7 @@ MODULES = (
     "pami",
     "posterior",
     "shapley",
+    "greedy",
     "control",
 )
 

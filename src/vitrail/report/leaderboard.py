@@ -223,13 +223,18 @@ class _Board:
         info = self.infos[method]
         return info is not None and not info.class_specific
 
+    def explains(self, method: int) -> bool:
+        """Whether the map depends on the class, and explains it: a control or a ceiling does not."""
+        info = self.infos[method]
+        return info is None or (info.class_specific and info.family != "control")
+
     def best(self, most: float = math.inf) -> int | None:
         """The method with the highest score that explains a class and costs at most so many forward passes.
 
         Only methods measured on the most pairs compete: the others may have had the easier ones.
         """
         scores = self.scores
-        rivals = [m for m in range(len(self.infos)) if not self.ignores_class(m) and scores.pairs[m]]
+        rivals = [m for m in range(len(self.infos)) if self.explains(m) and scores.pairs[m]]
         complete = [m for m in rivals if scores.pairs[m] == max(scores.pairs[r] for r in rivals)]
         affordable = [m for m in complete if math.isinf(most) or self.forwards[m] <= most]
         return max(affordable, key=lambda m: scores.mean[m], default=None)
