@@ -71,7 +71,12 @@ def test_running_out_of_memory_halves_the_chunk_and_goes_on(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    "error",
+    [
+        torch.OutOfMemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
 )
 def test_a_trace_that_does_not_fit_is_made_of_halves(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     view, images = viewed("timm_vit")[2], batch("timm_vit", 3)

@@ -23,8 +23,9 @@ def own_modes() -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch has no exception of its own for that of a CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether memory ran out; torch has no exception of its own for that of a CPU, or for what CUDA itself allocates."""
+    messages = ("DefaultCPUAllocator", "CUDA error: out of memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in messages)
 
 
 def too_large(name: str) -> VitrailError:
