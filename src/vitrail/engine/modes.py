@@ -23,7 +23,7 @@ def own_modes() -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch has no exception of its own for that of a CPU, or for what CUDA itself allocates."""
+    """Whether memory ran out; torch has no exception of its own for that of a CPU, or of CUDA itself."""
     messages = ("DefaultCPUAllocator", "CUDA error: out of memory")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in messages)
 
