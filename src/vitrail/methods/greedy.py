@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
 from vitrail.methods.masking import Explained, MaskMethod, Scorer, Subject, tokens_spec
 from vitrail.methods.registry import method
+from vitrail.progress import shown
 
 ROUND = 16  # regions that are asked about together
 
@@ -41,7 +42,7 @@ class Greedy(TokenMethod, MaskMethod):
 
     def explain_one(self, subject: Subject) -> Explained:
         regions = self.regions().to(subject.image.device)  # (R, N)
-        scorer = self.scorer(subject, "probability")
+        scorer = replace(self.scorer(subject, "probability"), name="")  # the bar is that of the search
         order, asked = yield from self.search(scorer, regions)
         places = torch.tensor(order).argsort().to(regions.device)
         values = (len(regions) - places).to(subject.logits.dtype) @ regions.to(subject.logits.dtype)
@@ -63,7 +64,7 @@ class Greedy(TokenMethod, MaskMethod):
         present = torch.full_like(regions[0], not inserts)
         gains = torch.full((len(regions),), torch.inf, dtype=torch.float64)
         score, order, asked = None, list[int](), 0
-        while len(order) < len(regions):
+        for _ in shown(range(len(regions)), self.info.name, "region"):
             if score is None:
                 score = float((yield from scorer.token_sets(present[None]))[0])
                 asked += 1
