@@ -39,8 +39,9 @@ def shown(steps: Iterable[T], name: str, unit: str = "step") -> Iterable[T]:
 
 
 def counted(total: int, name: str, unit: str = "mask") -> Any:
-    """The same bar, updated manually: a context manager with ``update(n)``. Without a name, it is part of work that has
-    a bar already, and nothing is shown.
+    """The same bar, updated manually: a context manager with ``update(n)``.
+
+    Without a name it is part of work that has a bar already, and nothing is shown.
     """
     if not name:
         return tqdm(total=total, disable=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import timm
 import torch
 from tests.helpers import DOUBLE, batch, relative, viewed
 from tests.oracles import shapley, tis
 from torch import Tensor
 
+import vitrail
 from vitrail.errors import VitrailError
 from vitrail.methods.registry import build_method
 from vitrail.methods.shapley import Shapley
@@ -88,6 +90,12 @@ def test_values_add_up_and_the_first_permutations_stay() -> None:
     assert isinstance(few, Shapley)
     assert isinstance(many, Shapley)
     assert torch.equal(few.places(9), many.places(9)[:4])
+
+
+def test_a_single_patch_has_the_whole_difference() -> None:
+    view = vitrail.wrap(timm.create_model("vit_tiny_patch16_224", img_size=16, depth=1, num_classes=5))
+    result = build_method("shapley", view).explain(torch.rand(1, 3, 16, 16), 2)
+    assert torch.allclose(result.map.flatten(), result.extras["score"] - result.extras["score_baseline"])
 
 
 def test_errors_are_the_deviation_over_seeds() -> None:

@@ -20,7 +20,8 @@ from vitrail.progress import shown
 ROUND = 16  # regions that are asked about together
 
 
-@method("greedy", family="control", signed=False, cost=(330, 0), paper="vitrail")
+# The cost is the most of 49 regions: 1,226 subsets, half as long as the image on average.
+@method("greedy", family="control", signed=False, cost=(613, 0), paper="vitrail")
 @dataclass(kw_only=True)
 class Greedy(TokenMethod, MaskMethod):
     """Order in which regions are best inserted or deleted, by greedy search: a ceiling of the curves, no explanation.

@@ -47,7 +47,7 @@ class Shapley(TokenMethod, MaskMethod):
         count, patches = places.shape
         before = torch.arange(1, patches, device=places.device)[:, None]
         present = (places[:, None] < before).flatten(0, 1)  # the first 1, 2, … N − 1 patches of each permutation
-        ends = torch.stack([torch.zeros_like(present[:1]), torch.ones_like(present[:1])]).flatten(0, 1)
+        ends = torch.tensor([[False], [True]], device=places.device).expand(2, patches)
         scores = yield from self.scorer(subject, self.output).token_sets(torch.cat([ends, present]))
         (empty, full), inner = scores[:2], scores[2:].view(count, patches - 1)
         curves = torch.cat([empty.expand(count, 1), inner, full.expand(count, 1)], 1)
