@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.calls import join_call, split_call
+from vitrail.calls import call_name, join_call, split_call
 from vitrail.errors import VitrailError
 from vitrail.methods.registry import ALIASES, METHODS, get_method
 
@@ -47,7 +47,7 @@ def open_suite(name: str, folder: Path | None = None, methods: Iterable[str] = (
     content = tomllib.loads((files("vitrail.bench") / f"{name}.toml").read_text(encoding="utf-8"))
     if folder is not None and not folder.is_dir():
         raise VitrailError(f"--data '{folder}' is not a folder: {name} expects the folder with its data and models.")
-    calls = list(methods) or every_method(content["parameters"])
+    calls = list(methods) or [*every_method(content["parameters"]), *content["more"]]
     return Suite([_pair(entry, content, calls, folder) for entry in content["pairs"]], content["reference"])
 
 
@@ -86,10 +86,11 @@ def _pair(entry: Mapping[str, Any], content: Mapping[str, Any], methods: Sequenc
     model = {name: placed(value) for name, value in entry["model"].items()}
     metrics = [call for group in entry["metrics"] for call in content["metrics"][group]]
     names = {split_call(call)[0] for call in metrics}
+    only = content["only"]
     plan = Plan(
         models=[ModelSpec(model.pop("name"), model)],
         data=placed(entry["data"]),
-        methods=methods,
+        methods=[call for call in methods if entry["name"] in only.get(call_name(call), [entry["name"]])],
         metrics=metrics,
         images=entry.get("images"),
         target=entry.get("target"),

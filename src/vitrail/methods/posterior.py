@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -133,10 +135,12 @@ class Additive:
     def nearness(self, length: float) -> Tensor:
         return torch.exp(-(self.distances / length).square() / 2)
 
-    def root(self, length: float) -> Tensor:
-        """The Cholesky factor (N, N) of the covariance K of the effects, white-box map and mean aside."""
+    @cached_property
+    def roots(self) -> Tensor:
+        """(lengths, N, N): the Cholesky factors of the covariances K of the effects, white-box map and mean aside."""
+        near = torch.stack([self.nearness(length) for length in LENGTHS])
         nugget = torch.full_like(self.direction, NUGGET).diag()
-        return torch.linalg.cholesky((1 - NUGGET) * self.nearness(length) * self.similarity + nugget)
+        return torch.linalg.cholesky((1 - NUGGET) * near * self.similarity + nugget)
 
     def draw(self, count: int, seed: int) -> Tensor:
         """(count, N): the largest patches in draws from the prior, each subset followed by its complement.
@@ -148,7 +152,7 @@ class Additive:
         local, weight, size = drawn[:, :-2], drawn[:, -2:-1], drawn[:, -1:]
         tenths = 1 + (9 * torch.special.ndtr(size)).floor().clamp(max=8)  # of the patches: 1 to 9, equally probable
         sizes = (tenths * patches / 10).round().clamp(1, max(patches - 1, 1))
-        effects = local @ self.root(LENGTHS[1]).T + weight * self.direction
+        effects = local @ self.roots[1].T + weight * self.direction
         kept = effects.argsort(1, descending=True).argsort(1) < sizes
         return torch.stack([kept, ~kept], dim=1).flatten(0, 1)[:count]
 
@@ -166,21 +170,20 @@ class Additive:
             return values - trend @ (trend.T @ values)
 
         y = detrended(scores)
-        noises = torch.tensor(NOISES, dtype=DOUBLE, device=y.device)
-        ends = torch.stack([self.direction, torch.ones_like(self.direction)], 1)
-        scales = torch.ones(len(WEIGHTS), len(ends) + 2, dtype=DOUBLE, device=y.device)  # of the columns of R
-        scales[:, -2], scales[:, -1] = scales.new_tensor(WEIGHTS).sqrt(), math.sqrt(LEVEL)
-        ridges, likelihoods = [], []
-        for length in LENGTHS:
-            root = torch.cat([self.root(length), ends], 1)
-            design = detrended(present @ root)
-            ridges.append((root, design, Ridge(design.T @ design, design.T @ y, y @ y, freedom)))
-            likelihoods += [ridges[-1][2].scaled(scale).solved(noises).likelihoods for scale in scales]
-        candidate, at = divmod(int(torch.cat(likelihoods).argmax()), len(noises))
-        (root, design, ridge), scale = ridges[candidate // len(WEIGHTS)], scales[candidate % len(WEIGHTS)]
-        root, design, ridge = root * scale, design * scale, ridge.scaled(scale)
+        noises, weights = (torch.tensor(values, dtype=DOUBLE, device=y.device) for values in (NOISES, WEIGHTS))
+        level = torch.full_like(self.roots[:, :, :1], math.sqrt(LEVEL))
+        bases = torch.cat([self.roots, level], 2)  # R without the white-box map, (lengths, N, N + 1)
+        designs, column = detrended(present) @ bases, detrended(present @ self.direction)
+        ridge = Ridge(designs.mT @ designs, designs.mT @ y, y @ y, freedom)
+        likelihoods = ridge.likelihoods(noises, weights, designs.mT @ column, column @ column, column @ y)
+        best = int(likelihoods.argmax())  # the only wait for the device
+        length, at, weight = np.unravel_index(best, likelihoods.shape)
+        end = weights[weight].sqrt()
+        root = torch.cat([bases[length], end * self.direction[:, None]], 1)
+        design = torch.cat([designs[length], end * column[:, None]], 1)
         noise_ratio = noises[at]
-        (factor,), (variance,), _ = ridge.solved(noises[at : at + 1])
+        ridge = Ridge(design.T @ design, design.T @ y, y @ y, freedom)
+        factor, variance = ridge.solved(noise_ratio)
         coefficients = torch.cholesky_solve(ridge.moment[:, None], factor)[:, 0] / noise_ratio
         shown = self.smoother @ root
         mean = shown @ coefficients
@@ -199,34 +202,41 @@ class Additive:
         return Fit(mean, deviation, extras)
 
 
-class Solved(NamedTuple):
-    """A ridge regression at several noises η (k,)."""
-
-    factors: Tensor  # (k, p, p): Cholesky, of the posterior precision of the coefficients in units of 1/σ²
-    variances: Tensor  # (k,): the σ² of the largest likelihood
-    likelihoods: Tensor  # (k,): logarithms, up to a constant
-
-
 @dataclass(frozen=True)
 class Ridge:
-    """A ridge regression with coefficients ~ N(0, σ²I) and noise of variance σ²η."""
+    """Ridge regressions with coefficients ~ N(0, σ²I) and noise of variance σ²η."""
 
-    gram: Tensor  # (p, p)
-    moment: Tensor  # (p,)
+    gram: Tensor  # (…, p, p)
+    moment: Tensor  # (…, p)
     squares: Tensor  # 0-d: the sum of the squared scores
     freedom: int
 
-    def scaled(self, scale: Tensor) -> Ridge:
-        """With the columns of the design multiplied by ``scale`` (p,)."""
-        return replace(self, gram=self.gram * scale * scale[:, None], moment=self.moment * scale)
+    def solved(self, noise_ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """The Cholesky factor of the precision of the coefficients in units of 1/σ², and the most likely σ²."""
+        factor = torch.linalg.cholesky(self.gram / noise_ratio + torch.ones_like(self.moment).diag())
+        return factor, self.variance(whitened(factor, self.moment[None]).square().sum(), noise_ratio)
 
-    def solved(self, noises: Tensor) -> Solved:
-        identity = torch.ones_like(self.moment).diag()
-        factors = torch.linalg.cholesky(self.gram / noises[:, None, None] + identity)
-        explained = whitened(factors, self.moment.expand(len(noises), 1, -1)).square().sum((1, 2)) / noises
-        variances = (self.squares - explained).clamp(min=self.freedom * ROUNDING**2) / (self.freedom * noises)
-        log_determinants = 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1) + self.freedom * noises.log()
-        return Solved(factors, variances, -0.5 * (self.freedom * variances.log() + log_determinants))
+    def variance(self, explained: Tensor, noises: Tensor) -> Tensor:
+        """The σ² of the largest likelihood; ``explained``: squares of the whitened moments."""
+        left = (self.squares - explained / noises).clamp(min=self.freedom * ROUNDING**2)
+        return left / (self.freedom * noises)
+
+    def likelihoods(self, noises: Tensor, weights: Tensor, cross: Tensor, norm: Tensor, moment: Tensor) -> Tensor:
+        """(…, noises, weights): logarithms, up to a constant, with one more column c in the design, √t c for weight t.
+
+        ``cross`` (…, p): the other columns times c; ``norm``: c·c; ``moment``: c·y. Only the last row of the Cholesky
+        factors depends on t.
+        """
+        noises = noises[:, None]
+        identity = torch.ones_like(self.gram[..., 0, :]).diag_embed()[..., None, :, :]
+        factors = torch.linalg.cholesky(self.gram[..., None, :, :] / noises[..., None] + identity)
+        rows = torch.stack([self.moment, cross], -2)[..., None, :, :].expand(*factors.shape[:-2], 2, -1)
+        moments, crossed = whitened(factors, rows).mT[..., None, :, :].unbind(-2)  # (…, noises, 1, p) each
+        corner = 1 + weights * (norm - crossed.square().sum(-1) / noises) / noises
+        last = weights.sqrt() * (moment - (moments * crossed).sum(-1) / noises) / corner.sqrt()
+        variances = self.variance(moments.square().sum(-1) + last.square(), noises)
+        log_determinants = 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True) + corner.log()
+        return -0.5 * (self.freedom * (variances.log() + noises.log()) + log_determinants)
 
 
 def whitened(factor: Tensor, rows: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ MODULES = (
     "pami",
     "posterior",
     "shapley",
+    "vit_shapley",
     "greedy",
     "control",
 )

@@ -1,0 +1,238 @@
+"""vit_shapley: Shapley values of the patches in one forward pass, by a network that was trained to predict them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.calls import check_parameters
+from vitrail.engine.requests import Asking, Batch, Pictures, Request, Subsets, Traced, check_finite
+from vitrail.engine.trace import TraceSpec
+from vitrail.errors import VitrailError
+from vitrail.files import save_atomically
+from vitrail.methods.base import Attribution, TokenMethod, refuse_unsupported
+from vitrail.methods.registry import method
+from vitrail.models.embedded import FOLDER, names
+from vitrail.models.view import View
+from vitrail.targets import Target
+
+FORMAT = "vitrail explainer 1"
+HEAD = 32  # channels of an attention head of an explainer
+# Logits of the model for which an explainer was trained, relative to the largest: half precision keeps within this.
+TOLERANCE = 0.02
+
+
+@method("vit_shapley", family="mask", signed=True, cost=(1, 0), paper="Covert et al. 2023")
+@dataclass(kw_only=True)
+class VitShapley(TokenMethod):
+    """Shapley values of the patches, predicted by an explainer network from the tokens of the model's layers.
+
+    The values add up to the probability of the class minus that of no patch at all. ``explainer``: the file that
+    ``vitrail train-explainer`` wrote for this model; None = the one that comes with an embedded model.
+    """
+
+    explainer: str | None = None
+
+    # Files are read only for whoever may read files: visitors of a server may not.
+    file_parameters: ClassVar[tuple[str, ...]] = ("explainer",)
+
+    def __post_init__(self) -> None:
+        check_parameters(type(self), {**self.params, "shape": self.shape})
+        reason = self.unsupported(self.model) if self.explainer is None else super().unsupported(self.model)
+        refuse_unsupported(self.info.name, reason, self.model)
+        path = embedded_explainer(self.model) if self.explainer is None else Path(self.explainer).expanduser()
+        self.network = Explainer.read(path)
+        self.network.card.check(self.model, path)
+        self.version = zlib.crc32(path.read_bytes())  # type: ignore[misc]  # a file that was written anew is another method
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        reason = super().unsupported(model)
+        if reason or embedded_explainer(model).is_file():
+            return reason
+        return "it needs an explainer of this model, which `vitrail train-explainer` makes: give it with explainer="
+
+    def needs(self) -> Sequence[TraceSpec]:
+        return [TraceSpec.of({"x"}, [0, *self.network.card.layers])]
+
+    def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
+        (trace,) = yield [Traced(batch, target, spec) for spec in self.needs()]
+        (nothing,) = yield [nothing_present(self.model, trace["x"][0], batch.images)]
+        check_finite(self.model, trace.logits)
+        self.network.check_model(self.model, nothing)
+        target = target.resolved(self.model, trace.logits)
+        explainer = self.network.to(trace.logits)
+        with torch.no_grad():
+            values = explainer([trace["x"][layer] for layer in explainer.card.layers], self.model.num_prefix)
+            everything, nothing = self.model.probabilities(trace.logits), explainer.empty[None]
+            values = efficient(values, everything - nothing)  # (B, N, C)
+
+        def chosen(scores: Tensor) -> Tensor:
+            """Of the explained class, minus that of the class it is opposed to: (B, …, C) → (B, …)."""
+            classes = (target.index, target.against)
+            index = [None if c is None else c.to(scores.device).view(-1, *[1] * (scores.ndim - 1)) for c in classes]
+            picked = [scores.take_along_dim(i, -1)[..., 0] for i in index if i is not None]
+            return picked[0] - picked[1] if len(picked) == 2 else picked[0]
+
+        patches = chosen(values)
+        extras = {
+            "score": chosen(everything),
+            "score_patches": patches.sum(1),
+            "score_baseline": chosen(nothing.expand_as(everything)),
+        }
+        return Attribution(patches.unflatten(1, self.model.grid), extras)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What an explainer is: the shapes of its model and its own, and how it was trained."""
+
+    model: str
+    grid: tuple[int, int]
+    classes: int
+    width: int  # channels of the model
+    layers: tuple[int, ...]  # whose streams it reads, 0 = the embedded tokens
+    hidden: int  # channels of its own
+    blocks: int
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, view: View, *, hidden: int, blocks: int) -> Card:
+        """For a model: it reads four layers, the last among them."""
+        depth = view.num_layers
+        layers = tuple(sorted({round(depth * quarter / 4) for quarter in (1, 2, 3, 4)}))
+        return cls(
+            model=view.name,
+            grid=view.grid,
+            classes=view.num_classes,
+            width=view.width,
+            layers=layers,
+            hidden=hidden,
+            blocks=blocks,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Card:
+        """From the metadata of a file."""
+        values = json.loads(text)
+        return cls(**{**values, "grid": tuple(values["grid"]), "layers": tuple(values["layers"])})
+
+    def check(self, view: View, path: Path) -> None:
+        """Refuses a model of other shapes."""
+        theirs = (self.grid, self.classes, self.width)
+        expected = (view.grid, view.num_classes, view.width)
+        if theirs != expected or max(self.layers) > view.num_layers:
+            raise VitrailError(
+                f"the explainer {path} was trained for {self.model} ({_shapes(*theirs)}), not for {view.name} "
+                f"({_shapes(*expected)}): train one with `vitrail train-explainer`."
+            )
+
+
+class Explainer(nn.Module):
+    """Streams of some layers of a ViT → a Shapley value for every patch and class: a few Transformer blocks."""
+
+    probe: Tensor  # (C,): the logits of its model with no patch present, by which it recognises the model
+    empty: Tensor  # (K,): the probabilities with no patch present, of the network whose values it predicts
+
+    def __init__(self, card: Card, outputs: int):
+        super().__init__()
+        self.card = card
+        self.inputs = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(card.width), nn.Linear(card.width, card.hidden)) for _ in card.layers
+        )
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                card.hidden,
+                max(1, card.hidden // HEAD),
+                3 * card.hidden,
+                dropout=0.0,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(card.blocks)
+        )
+        self.norm = nn.LayerNorm(card.hidden)
+        self.head = nn.Linear(card.hidden, card.classes)
+        self.register_buffer("probe", torch.zeros(outputs))
+        self.register_buffer("empty", torch.zeros(card.classes))
+
+    def forward(self, streams: Sequence[Tensor], num_prefix: int) -> Tensor:
+        """One (B, P + N, d) for each of its layers → (B, N, C), before they are made to add up."""
+        x = torch.stack([part(stream) for part, stream in zip(self.inputs, streams, strict=True)]).sum(0)
+        for block in self.blocks:
+            x = block(x)
+        values: Tensor = self.head(self.norm(x[:, num_prefix:]))
+        return values / values.shape[1]  # so that what the head gives does not depend on the number of patches
+
+    def check_model(self, view: View, nothing: Tensor) -> None:
+        """Refuses a model whose logits (1, C) with no patch present are not those it was trained with."""
+        probe = self.probe.to(nothing)
+        if not torch.allclose(nothing[0], probe, rtol=0, atol=TOLERANCE * max(1.0, float(probe.abs().max()))):
+            raise VitrailError(
+                f"the explainer was trained for other weights of {self.card.model} than those of {view.name}: its "
+                "values would be wrong. Train one for these weights with `vitrail train-explainer`."
+            )
+
+    def save(self, path: Path) -> None:
+        """Writes a safetensors file in half precision."""
+        from safetensors.torch import save
+
+        tensors = {name: tensor.half().contiguous().cpu() for name, tensor in self.state_dict().items()}
+        content = save(tensors, metadata={"format": FORMAT, "card": json.dumps(asdict(self.card))})
+        save_atomically(path, lambda file: file.write(content))
+
+    @classmethod
+    def read(cls, path: Path) -> Explainer:
+        """From a file that ``save`` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        if not path.is_file():
+            raise VitrailError(f"there is no explainer {path}: `vitrail train-explainer` makes one.")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise VitrailError(f"{path} is not a readable safetensors file: {error}.") from None
+        if metadata.get("format") != FORMAT:
+            raise VitrailError(f"{path} is no explainer: expected a file that `vitrail train-explainer` wrote.")
+        try:
+            with torch.device("meta"):
+                explainer = cls(Card.parse(metadata["card"]), len(tensors["probe"]))
+            explainer.load_state_dict(tensors, assign=True)
+        except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
+            raise VitrailError(f"the explainer {path} is damaged: {str(error).splitlines()[0]}") from None
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise VitrailError(f"the explainer {path} holds NaN or infinite values.")
+        return explainer.eval().requires_grad_(False)
+
+
+def efficient(values: Tensor, total: Tensor) -> Tensor:
+    """The values (B, N, C) nearest to these that add up to ``total`` (B, C): eq. 7 of the paper."""
+    return values + (total - values.sum(1))[:, None] / values.shape[1]
+
+
+def nothing_present(view: View, tokens: Tensor, images: Tensor) -> Request:
+    """Asks for the logits (1, C) with no patch: of the prefix tokens or, where patches are pooled, the mean colour."""
+    if view.pools_patches:
+        blank = torch.zeros_like(images[:1])
+        return Pictures(view=view, count=1, length=view.num_tokens, name="", make=lambda _: blank)
+    keep = torch.empty(1, 0, dtype=torch.long, device=tokens.device)
+    return Subsets(view=view, count=1, length=view.num_prefix, name="", tokens=tokens[:1], keep=keep)
+
+
+def embedded_explainer(view: View) -> Path:
+    """Where the explainer of a model is, if it is an embedded one."""
+    return FOLDER / f"{view.name if view.name in names() else 'no'}.explainer.safetensors"
+
+
+def _shapes(grid: tuple[int, int], classes: int, width: int) -> str:
+    return f"{grid[0]} × {grid[1]} patches, {classes} classes, {width} channels"

@@ -1,0 +1,364 @@
+"""Trains the explainers of ``vit_shapley`` (Covert et al. 2023): one for each model, without any labels."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import DataLoader
+
+from vitrail.core.operations import Walk
+from vitrail.core.precision import lowered
+from vitrail.data.base import DataSet
+from vitrail.engine.modes import own_modes
+from vitrail.engine.requests import Asking, Request, check_finite
+from vitrail.engine.scheduler import Scheduler, gains_from_bf16
+from vitrail.engine.trace import read_parts, trace
+from vitrail.errors import VitrailError
+from vitrail.files import save_atomically
+from vitrail.methods.shapley import Shapley
+from vitrail.methods.vit_shapley import HEAD, Card, Explainer, efficient, nothing_present
+from vitrail.metrics.statistics import rank_correlation
+from vitrail.models.preprocessing import Preprocess
+from vitrail.models.view import View
+from vitrail.models.wrapping import wrap
+from vitrail.progress import counted
+
+SAVE_EVERY = 60.0  # seconds
+VALIDATION = 64  # images that are held out, at most, and at most a tenth
+CHECKED, PERMUTATIONS = 8, 16  # images that are compared with sampled Shapley values, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How an explainer is trained."""
+
+    steps: int = 5000
+    batch: int = 64
+    subsets: int = 8  # of the patches of an image in a step, each with its complement
+    rate: float = 1e-3
+    hidden: int = 160
+    blocks: int = 2
+    surrogate_steps: int = 0
+    surrogate_rate: float = 3e-5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "subsets", "hidden", "blocks"):
+            if getattr(self, name) < 1:
+                raise VitrailError(f"{name} must be at least 1, but got {getattr(self, name)}.")
+        if self.surrogate_steps < 0 or not self.rate > 0 or not self.surrogate_rate > 0:
+            raise VitrailError("surrogate steps must not be negative, and learning rates must be positive.")
+        if self.subsets % 2:
+            raise VitrailError(f"subsets must be even, as half of them are complements, but got {self.subsets}.")
+        if self.hidden > HEAD and self.hidden % HEAD:
+            raise VitrailError(f"hidden must be a multiple of {HEAD}, or smaller, but got {self.hidden}.")
+
+
+class Report(NamedTuple):
+    """How good an explainer is, on images that were held out."""
+
+    images: int
+    r2: float  # share of the variance of the scores of random subsets that its values predict
+    correlation: float  # rank correlation with sampled Shapley values, mean over images
+    permutations: int  # of the sampled ones
+
+
+def train_explainer(
+    view: View,
+    data: DataSet,
+    out: Path,
+    settings: Settings | None = None,
+    *,
+    workers: int = 0,
+    watch: Callable[[int, float], None] = lambda step, r2: None,
+) -> Report:
+    """Trains an explainer and writes it to ``out``; interrupted, it goes on from ``out.state``.
+
+    Args:
+        view: the model, which does not change.
+        data: images like those to be explained; their labels are not used.
+        out: safetensors file to write.
+        settings: length of the training, size of the explainer, …
+        workers: processes that read images.
+        watch: called with the step and the R² on held-out images, now and then.
+    """
+    settings = settings or Settings()
+    if not view.has_tokens:
+        raise VitrailError(f"vit_shapley cannot explain {view.name}: it has no fixed tokens (hierarchical).")
+    if len(data) < 2:
+        raise VitrailError(f"{data.name} has {len(data)} images: training takes at least two, one to check with.")
+    with own_modes():
+        return Training(view, data, out, settings, workers=workers, watch=watch).run()
+
+
+class Training:
+    """One training of an explainer, in up to two stages: the surrogate, then the explainer."""
+
+    def __init__(
+        self,
+        view: View,
+        data: DataSet,
+        out: Path,
+        settings: Settings,
+        *,
+        workers: int,
+        watch: Callable[[int, float], None],
+    ):
+        self.view, self.out, self.settings, self.workers, self.watch = view, out, settings, workers, watch
+        self.data = f"{data.name} ({len(data)} images)"
+        held_out = max(1, min(VALIDATION, len(data) // 10))
+        self.images = Images(data, view.preprocessing)
+        self.training, self.held_out = range(len(data) - held_out), range(len(data) - held_out, len(data))
+        self.state = State(
+            out.with_name(out.name + ".state"), json.dumps([view.fingerprint(), len(data), asdict(settings)])
+        )
+        self.patches = math.prod(view.grid)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            card = Card.of(view, hidden=settings.hidden, blocks=settings.blocks)
+            self.explainer = Explainer(card, view.num_outputs).to(view.device)
+        nn.init.zeros_(self.explainer.head.weight)  # the first values are equal shares
+        nn.init.zeros_(self.explainer.head.bias)
+
+    def run(self) -> Report:
+        surrogate = self.fit_surrogate() if self.settings.surrogate_steps else None
+        game = Game(surrogate or self.view)
+        with torch.no_grad():
+            self.explainer.probe.copy_(Game(self.view).nothing()[0])
+            self.explainer.empty.copy_(self.view.probabilities(game.nothing())[0])
+        self.descend(
+            "explainer",
+            self.explainer,
+            lambda images, draw: self.errors(game, images, draw)[0],
+            steps=self.settings.steps,
+            rate=self.settings.rate,
+            check=lambda step: self.watch(step, self.r2(game)),
+        )
+        report = self.report(game)
+        self.explainer.card = replace(
+            self.explainer.card, training={"data": self.data, **asdict(self.settings), **report._asdict()}
+        )
+        self.explainer.save(self.out)
+        self.state.path.unlink(missing_ok=True)
+        return report
+
+    def errors(self, game: Game, images: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The squared error of the scores of subsets that the values predict (eq. 5), and that of their mean."""
+        view, explainer = self.view, self.explainer
+        with torch.no_grad():
+            streams = trace(view, images, keep=("x",), layers=[0, *explainer.card.layers])
+            tokens = streams["x"][0] if game.view is view else game.view.embed(images)
+            everything = view.probabilities(streams.logits if game.view is view else game.view.encode(tokens))
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=images.device.type == "cuda"):
+            values = explainer([streams["x"][layer] for layer in explainer.card.layers], view.num_prefix)
+        values = efficient(values.float(), everything.float() - explainer.empty)
+        squares, totals = [], []
+        for size in shapley_sizes(self.patches, self.settings.subsets // 2, draw):
+            order = torch.rand(len(images), self.patches, generator=draw).argsort(1).to(images.device)
+            for keep in (order[:, :size], order[:, size:]):
+                scores = view.probabilities(game.encode(tokens, keep)).float() - explainer.empty
+                predicted = values.gather(1, keep[..., None].expand(-1, -1, values.shape[2])).sum(1)
+                squares.append((scores - predicted).square().sum(1).mean())
+                totals.append((scores - scores.mean(0)).square().sum(1).mean())
+        return torch.stack(squares).mean(), torch.stack(totals).mean()
+
+    @torch.no_grad()
+    def r2(self, game: Game) -> float:
+        """On the images held out, by the same subsets each time."""
+        self.explainer.eval()
+        draw = torch.Generator().manual_seed(self.settings.seed)
+        batches = [
+            self.held_out[i : i + self.settings.batch] for i in range(0, len(self.held_out), self.settings.batch)
+        ]
+        errors = [self.errors(game, images.to(self.view.device), draw) for images in self.loader(batches)]
+        squares, totals = (sum(float(part) for part in parts) for parts in zip(*errors, strict=True))
+        return 1 - squares / max(totals, 1e-12)
+
+    def report(self, game: Game) -> Report:
+        """Against sampled Shapley values of the predicted class."""
+        images = torch.stack([self.images[i] for i in self.held_out[:CHECKED]]).to(
+            self.view.device, self.view.precision
+        )
+        classes = self.view.class_scores(self.view.logits(images)).argmax(1)
+        sampled = Shapley(game.view, permutations=PERMUTATIONS).attribute(images, classes)
+        with torch.no_grad():
+            streams = trace(self.view, images, keep=("x",), layers=[0, *self.explainer.card.layers])
+            values = self.explainer([streams["x"][layer] for layer in self.explainer.card.layers], self.view.num_prefix)
+        predicted = values.gather(2, classes[:, None, None].expand(-1, self.patches, 1))[..., 0]
+        pairs = zip(predicted.cpu(), sampled.flatten(1).cpu(), strict=True)
+        correlations = [rank_correlation(*pair) for pair in pairs]
+        return Report(images=len(images), r2=self.r2(game), correlation=fmean(correlations), permutations=PERMUTATIONS)
+
+    def fit_surrogate(self) -> View:
+        """A copy of the model that was fine-tuned to predict from some of the patches what the model does from all."""
+        module = copy.deepcopy(self.view.module).requires_grad_(True)
+        surrogate = wrap(module, output=self.view.output, name=self.view.name)
+
+        def loss(images: Tensor, draw: torch.Generator) -> Tensor:
+            with torch.no_grad():
+                expected = self.view.probabilities(self.view.logits(images))
+            size = int(torch.randint(1, self.patches + 1, (), generator=draw))
+            keep = torch.rand(len(images), self.patches, generator=draw).argsort(1)[:, :size].to(images.device)
+            logits = surrogate.encode(surrogate.embed(images), keep)
+            if self.view.output == "sigmoid":
+                return binary_cross_entropy_with_logits(surrogate.class_scores(logits), expected)
+            return -(expected * self.view.log_probabilities(logits)).sum(1).mean()
+
+        self.descend("surrogate", module, loss, steps=self.settings.surrogate_steps, rate=self.settings.surrogate_rate)
+        module.requires_grad_(False)
+        return surrogate
+
+    def descend(
+        self,
+        stage: str,
+        network: nn.Module,
+        loss: Callable[[Tensor, torch.Generator], Tensor],
+        *,
+        steps: int,
+        rate: float,
+        check: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """AdamW with a warm-up and a cosine, from where the state file ends; Ctrl-C saves first."""
+        optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
+        step = self.state.resume(stage, network, optimizer)
+        seed, saved = self.settings.seed, time.monotonic()
+        batches = list(islice(shuffled(self.training, self.settings.batch, seed), steps))[step:]
+        with counted(steps, stage, "step") as bar:
+            bar.update(step)
+            try:
+                for images in self.loader(batches):
+                    for group in optimizer.param_groups:
+                        group["lr"] = rate * schedule(step / steps)
+                    network.train(network is self.explainer)
+                    draw = torch.Generator().manual_seed(seed * 1_000_003 + step)
+                    error = loss(images.to(self.view.device, self.view.precision), draw)
+                    optimizer.zero_grad()
+                    error.backward()
+                    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                    optimizer.step()
+                    step += 1
+                    bar.update()
+                    if step % max(1, steps // 20) == 0:
+                        check(step)
+                    if time.monotonic() - saved > SAVE_EVERY:
+                        self.state.save(stage, step, network, optimizer)
+                        saved = time.monotonic()
+            except KeyboardInterrupt:
+                self.state.save(stage, step, network, optimizer)
+                raise
+        network.eval()
+        if batches:
+            self.state.save(stage, step, network, optimizer)
+
+    def loader(self, batches: Sequence[Sequence[int]]) -> DataLoader[Tensor]:
+        on_gpu = self.view.device.type == "cuda"
+        return DataLoader(self.images, batch_sampler=batches, num_workers=self.workers, pin_memory=on_gpu)  # type: ignore[arg-type]
+
+
+class Images(torch.utils.data.Dataset[Tensor]):
+    """The images of a data set as a model sees them."""
+
+    def __init__(self, data: DataSet, preprocessing: Preprocess):
+        self.data, self.preprocessing = data, preprocessing
+
+    def __getitem__(self, position: int) -> Tensor:
+        return self.preprocessing(self.data.load(position).image)
+
+
+class Game:
+    """The game whose Shapley values are learned: the score of a network with some of the patches present."""
+
+    def __init__(self, view: View):
+        self.view, self.reduced = view, gains_from_bf16(view)
+        parts = read_parts(view)
+        assert parts is not None
+        self.parts = lowered(parts, torch.bfloat16) if self.reduced else parts
+
+    @torch.no_grad()
+    def encode(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """x_0 (B, P + N, d) and the patches that are present (B, k) → logits (B, C)."""
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.reduced):
+            return Walk(self.parts, keep=keep).encode(self.view.present(tokens, keep))
+
+    @torch.no_grad()
+    def nothing(self) -> Tensor:
+        """The logits (1, C) with no patch present."""
+        view = self.view
+        blank = torch.zeros(1, 3, *view.size, device=view.device, dtype=view.dtype)
+        (logits,) = Scheduler().run([_asked(nothing_present(view, view.embed(blank), blank))])
+        check_finite(view, logits)
+        return logits
+
+
+def _asked(request: Request) -> Asking[Tensor]:
+    return (yield request)
+
+
+@dataclass(frozen=True)
+class State:
+    """The file that an interrupted training goes on from."""
+
+    path: Path
+    settings: str  # of the training: another one does not go on from this file
+
+    def save(self, stage: str, step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        content = {"settings": self.settings, "surrogate": self._read().get("surrogate")}
+        content[stage] = {"step": step, "network": network.state_dict(), "optimizer": optimizer.state_dict()}
+        save_atomically(self.path, lambda file: torch.save(content, file))
+
+    def resume(self, stage: str, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Restores a stage; the step to go on with, 0 where there is nothing to restore."""
+        saved = self._read().get(stage)
+        if saved is None:
+            return 0
+        network.load_state_dict(saved["network"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step: int = saved["step"]
+        return step
+
+    def _read(self) -> dict[str, Any]:
+        if not self.path.exists():
+            return {}
+        try:
+            content = torch.load(self.path, map_location="cpu", weights_only=True)
+            settings = content["settings"]
+        except Exception:  # a damaged file makes the unpickler raise almost anything
+            raise VitrailError(f"{self.path} is damaged: delete it to train from the start.") from None
+        if settings != self.settings:
+            raise VitrailError(
+                f"{self.path} belongs to a training with another model, data set or other settings: repeat that "
+                "command to finish it, delete the file, or choose another --out."
+            )
+        return content
+
+
+def shapley_sizes(patches: int, count: int, draw: torch.Generator) -> list[int]:
+    """Sizes k of subsets by the Shapley kernel, p(k) ∝ 1 / (k (N − k)): section 3.2."""
+    sizes = torch.arange(1, patches, dtype=torch.float64)
+    weights = 1 / (sizes * (patches - sizes))
+    return [int(place) + 1 for place in torch.multinomial(weights, count, replacement=True, generator=draw)]
+
+
+def shuffled(positions: Sequence[int], batch: int, seed: int) -> Iterator[list[int]]:
+    """Batches of all positions in one random order after another."""
+    for epoch in count():
+        order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(seed * 1_000_003 + epoch))
+        for part in order.split(batch):
+            yield [positions[i] for i in part.tolist()]
+
+
+def schedule(share: float) -> float:
+    """Of the learning rate: a twentieth of the way up, then down a cosine."""
+    return min(1.0, 20 * share + 0.01) * 0.5 * (1 + math.cos(math.pi * share))
