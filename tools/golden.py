@@ -34,7 +34,7 @@ CLUSTERED = ("tis", "vit_cx")  # one rounding may move a point to another cluste
 # Small budgets where the budget is not the point.
 BUDGET = {"rise": {"masks": 64}, "lime": {"samples": 96}, "kernel_shap": {"samples": 96}, "hsic": {"samples": 64}}
 SMALL = {"integrated_gradients": {"steps": 8}, "smooth_grad": {"samples": 4}, "tis": {"masks": 64}, "tam": {"steps": 3}}
-SMALL |= {"bt_h": {"steps": 3}, "bt_t": {"steps": 3}, "vit_cx": {"delta": 0.5}}
+SMALL |= {"expected_gradients": {"samples": 4}, "bt_h": {"steps": 3}, "bt_t": {"steps": 3}, "vit_cx": {"delta": 0.5}}
 SLOW = ("occlusion", "lime", "kernel_shap", "score_cam", "atman")
 METRIC_METHODS = ("decompx.skipplus", "gen_att", "tis(masks=32)")
 EXPLAINING_AGAIN = ("max_sensitivity(samples=2)", "model_randomization(way=independent)")

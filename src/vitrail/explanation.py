@@ -291,12 +291,16 @@ class Explanation:
 
     @property
     def score_line(self) -> str | None:
-        """How the score splits, in words: ``logit +8.21 = patches +6.02, prefix tokens +1.10, biases +1.09``."""
+        """How the score splits, in words: ``logit +8.21 = patches +6.02, prefix tokens +1.10, biases +1.09``.
+
+        With ≈ in place of = where the sum is off by more than 1 %.
+        """
         if self.split is None:
             return None
         output = str(self.params.get("output", "logit")) + (" difference" if self.against is not None else "")
         parts = [f"{name} {value:+.2f}" for name, value in self.split.items() if name != "score"]
-        return f"{output} {self.split['score']:+.2f} = {', '.join(parts)}".replace("-", "−")
+        equals = "≈" if self.extras.get("completeness_gap", 0.0) > 0.01 else "="
+        return f"{output} {self.split['score']:+.2f} {equals} {', '.join(parts)}".replace("-", "−")
 
     @property
     def certain(self) -> Tensor | None:

@@ -13,7 +13,8 @@ from vitrail.calls import split_call
 from vitrail.methods.registry import build_method
 
 COMPLETE = ("decompx", "decompx(start_layer=1)", "decompx.plus", "decompx.skipplus", "full_grad(rule=frozen)",
-            "full_grad.skipplus(rule=frozen)", "kernel_shap(samples=40)", "integrated_gradients(steps=8)")  # fmt: skip
+            "full_grad.skipplus(rule=frozen)", "kernel_shap(samples=40)", "integrated_gradients(steps=8)",
+            "expected_gradients(samples=200)")  # fmt: skip
 
 
 @pytest.mark.parametrize("against", [None, 1])
@@ -37,7 +38,7 @@ def test_an_explanation_says_how_its_score_splits(call: str) -> None:
     ex = vitrail.explain(viewed("timm_vit", torch.float32)[2], noise(32, 32, 3), method, **params)
     assert ex.split is not None
     parts = {name: value for name, value in ex.split.items() if name != "score"}
-    tolerance = 0.02 if method == "integrated_gradients" else 1e-4  # eight steps
+    tolerance = 0.02 if method.endswith("_gradients") else 1e-4  # few steps or draws
     assert sum(parts.values()) == pytest.approx(ex.split["score"], rel=tolerance, abs=tolerance)
     assert 0 <= ex.patch_share <= 1
     for name, value in parts.items():
@@ -63,6 +64,13 @@ def test_a_score_among_the_extras_of_another_method_is_no_split() -> None:
     ex = vitrail.explain(viewed("timm_vit", torch.float32)[2], noise(32, 32, 3), "gen_att")
     ex.extras = {"score": 0.7}
     assert (ex.split, ex.patch_share, ex.score_line) == (None, None, None)
+
+
+def test_a_split_that_does_not_add_up_is_marked() -> None:
+    ex = vitrail.explain(viewed("timm_vit", torch.float32)[2], noise(32, 32, 3), "integrated_gradients", steps=40)
+    assert " = patches" in ex.score_line
+    ex.extras["completeness_gap"] = 0.02
+    assert " ≈ patches" in ex.score_line
 
 
 def test_a_contrast_that_the_model_decides_otherwise_sums_to_the_opposite() -> None:

@@ -142,6 +142,30 @@ def integrated_gradients(
     return (images * total).sum(dim=1)
 
 
+def expected_gradients(
+    family: Family,
+    module: nn.Module,
+    images: Tensor,
+    target: Tensor,
+    *,
+    references: list[Tensor],
+    alphas: list[float],
+    frozen: bool = False,
+    output: str = "logit",
+) -> Tensor:
+    """Erion et al. 2021: the mean over draws (x', α) of Σ_channels (x − x') · ∂y/∂pixels(x' + α(x − x')); (B, H, W).
+
+    `references` (3, H, W) and `alphas` are the draws, the same for all images.
+    """
+    total = torch.zeros_like(images)
+    for reference, alpha in zip(references, alphas, strict=True):
+        way = images - reference
+        total = total + way * pixel_gradient(
+            family, module, reference + alpha * way, target, frozen=frozen, output=output
+        )
+    return (total / len(alphas)).sum(dim=1)
+
+
 def smooth_grad(
     family: Family,
     module: nn.Module,

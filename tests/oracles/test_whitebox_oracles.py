@@ -129,6 +129,14 @@ def test_integrated_gradients_are_complete_and_captums(name: str) -> None:
 
 
 @diverse
+def test_expected_gradients_from_the_zero_image_at_the_nodes_are_integrated_gradients(name: str) -> None:
+    alphas = [0.5 - 0.75**0.5 / 3, 0.5 + 0.75**0.5 / 3]  # Gauss–Legendre: two nodes of equal weight
+    references = [torch.zeros_like(case(name)[2][0])] * 2
+    maps = gradients.expected_gradients(*case(name), references=references, alphas=alphas)
+    close(maps, gradients.integrated_gradients(*case(name), steps=2))
+
+
+@diverse
 def test_smooth_grad_without_noise_is_the_absolute_gradient(name: str) -> None:
     expected = network.pixel_gradient(*case(name)).abs().sum(dim=1)
     close(gradients.smooth_grad(*case(name), noises=[torch.zeros_like(case(name)[2])] * 2), expected)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import numpy as np
 from PIL import Image
 
 from vitrail.data.base import Example, Listed
 from vitrail.errors import VitrailError
+from vitrail.samples import open_sample
 
 PHOTOGRAPHS = ("cat", "coffee", "rocket")
 SMALLEST = 0.6  # side of a crop, relative to the shorter side of its photograph
@@ -37,8 +36,7 @@ class Crops(Listed):
 
     def load(self, position: int) -> Example:
         name = self._ids[position].rpartition("-")[0]
-        with Image.open(str(files("vitrail.data") / "samples" / f"{name}.jpg")) as file:
-            image = file.convert("RGB")
+        image = open_sample(f"{name}.jpg")
         scale, across, down, mirror = self._draws[position]
         side = round((SMALLEST + (1 - SMALLEST) * scale) * min(image.size))
         left, top = (round(share * (length - side)) for share, length in zip((across, down), image.size, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -10,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.engine.noise import noise
 from vitrail.engine.requests import Asking, Batch, Logits, Pictures, PixelGradients, check_finite, concurrently
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
 from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, Output, Rule, input_x_gradient
 from vitrail.methods.registry import method
+from vitrail.models.view import View
+from vitrail.samples import SAMPLES, open_sample
 from vitrail.targets import Target
 
 
@@ -249,6 +254,112 @@ class IntegratedGradients(PixelGradient):
         gap = (contributions.sum() - (score - start[0])).abs() / score.abs().clamp(min=1)
         split = {"score": score, "score_patches": contributions.sum(), "score_baseline": start[0]}
         return contributions.sum(0), {"completeness_gap": gap, **split}
+
+
+class References(str):
+    """Images (k, 3, H, W) that stand in parameters, captions and tables as text: their number and a hash."""
+
+    images: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor, model: View) -> References:
+        """Checked and in the model's precision."""
+        try:
+            images = model.check_images(images, model.precision).detach().clone()
+        except VitrailError as error:
+            raise VitrailError(f"references: {error}") from None
+        if not len(images) or not images.isfinite().all():
+            raise VitrailError("references must be at least one image, and their values finite.")
+        digest = hashlib.sha256(images.cpu().contiguous().numpy().data).hexdigest()
+        references = cls(f"{len(images)} image{'s' * (len(images) > 1)}, {digest[:8]}")
+        references.images = images
+        return references
+
+
+@method(
+    "expected_gradients",
+    signed=True,
+    family="gradient",
+    level="pixel",
+    needs="logits",
+    cost=(55, 50),
+    paper="Erion et al. 2021",
+)
+@dataclass(kw_only=True)
+class ExpectedGradients(PixelGradient):
+    """Gradients at random places on the way from reference images to the image, times the way; the mean over draws.
+
+    The expected sum is the score minus the mean score of the references. ``references``: preprocessed images (k, 3, H,
+    W), None = the pictures that come with vitrail. All are drawn equally often but for one draw, in an order by
+    ``seed``, and the places of a reference are stratified.
+    """
+
+    samples: int = 50
+    references: Tensor | References | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.references, Tensor):
+            self.references = References.of(self.references, self.model)
+        elif not isinstance(self.references, References | None):
+            raise VitrailError(
+                "references must be a tensor (k, 3, H, W) of preprocessed images, which can be passed in Python only, "
+                f"but got {self.references!r}."
+            )
+        super().__post_init__()
+
+    @functools.cached_property
+    def images(self) -> Tensor:
+        """The references (k, 3, H, W)."""
+        if isinstance(self.references, References):
+            return self.references.images
+        pictures = torch.stack([self.model.preprocess(open_sample(file)) for file in SAMPLES])
+        return self.model.check_images(pictures, self.model.precision)
+
+    def explain_one(self, image: Tensor, target: Target, score: Tensor) -> Asking[tuple[Tensor, dict[str, Tensor]]]:
+        if self.samples < 1:
+            raise VitrailError(f"samples must be at least 1, but got {self.samples}.")
+        references = self.images[self.order()].to(image)
+
+        def between(part: slice) -> Tensor:
+            rows, places = self.draws(part)
+            return references[rows] + places.to(image)[:, None, None, None] * (image - references[rows])
+
+        def contributions(gradient: Tensor, part: slice) -> Tensor:
+            rows, _ = self.draws(part)
+            return ((image - references[rows]) * gradient).sum((0, 1)) / self.samples
+
+        baselines = Pictures(
+            view=self.model,
+            count=len(references),
+            length=self.model.num_tokens,
+            reading=target.reading(self.output),
+            about=target.about,
+            name="",  # the bar is that of the gradients
+            make=lambda part: references[part],
+        )
+        values, starts = yield [self.gradients(self.samples, between, contributions, target), baselines]
+        start = starts[self.draws(slice(0, self.samples))[0]].mean()
+        gap = (values.sum() - (score - start)).abs() / score.abs().clamp(min=1)
+        split = {"score": score, "score_patches": values.sum(), "score_baseline": start}
+        return values, {"completeness_gap": gap, **split}
+
+    def order(self) -> Tensor:
+        """The references that are drawn, by number."""
+        keys = noise("uniform", (len(self.images),), range(1), self.seed, torch.device("cpu"))
+        return keys[0].argsort()[: self.samples]
+
+    def draws(self, part: slice) -> tuple[Tensor, Tensor]:
+        """The reference of each draw, by place in the order, and α.
+
+        With m draws of a reference, its α are uniform in the m equal parts of [0, 1]: unbiased for every reference.
+        """
+        count = min(self.samples, len(self.images))
+        numbers = torch.arange(part.start, part.stop)
+        rows = numbers % count
+        draws_of_row = (self.samples - 1 - rows) // count + 1
+        jitter = noise("uniform", (), range(part.start + 1, part.stop + 1), self.seed, torch.device("cpu"))
+        return rows, (numbers // count + jitter) / draws_of_row
 
 
 @method(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from torch import Tensor
+
 from vitrail.app.server.tasks import grid_of
 from vitrail.evaluation import default_method
 from vitrail.methods.base import MethodFactory
@@ -37,9 +39,9 @@ def describe_methods_of(view: View) -> list[Row]:
 
 
 def parameter_form(method: MethodFactory) -> list[Row]:
-    """One entry per parameter, with what a form needs to ask for it."""
-    hints = method.parameter_types()
-    return [_entry(name, hints[name], default) for name, default in method.parameters().items()]
+    """One entry per parameter, with what a form needs to ask for it; a form cannot ask for tensors."""
+    hints = {name: hint for name, hint in method.parameter_types().items() if Tensor not in get_args(hint)}
+    return [_entry(name, hint, method.parameters()[name]) for name, hint in hints.items()]
 
 
 def _entry(name: str, hint: Any, default: Any) -> Row:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import PurePath
 
 from vitrail.app.server.cache import ByteCache
@@ -15,6 +14,7 @@ from vitrail.app.server.dispatcher import Dispatcher
 from vitrail.app.server.jobs import Jobs
 from vitrail.app.server.responses import RequestError, to_json
 from vitrail.app.server.settings import Settings
+from vitrail.samples import FOLDER
 
 # File, title, and the model trained on what it shows.
 SAMPLES = (
@@ -24,7 +24,6 @@ SAMPLES = (
     ("star-and-heart.png", "Star and heart", "scenes"),
     ("ring-and-hourglass.png", "Ring and hourglass", "scenes"),
 )
-SAMPLE_FOLDER = files("vitrail.data") / "samples"
 SAMPLE_TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
 
 
@@ -61,7 +60,7 @@ class Sample:
 def read_samples(models: list[str]) -> dict[str, Sample]:
     samples = {}
     for file, title, model in SAMPLES:
-        data, path = (SAMPLE_FOLDER / file).read_bytes(), PurePath(file)
+        data, path = (FOLDER / file).read_bytes(), PurePath(file)
         picture = Picture(hashlib.sha256(data).hexdigest(), data, SAMPLE_TYPES[path.suffix])
         samples[path.stem] = Sample(file, title, model if model in models else None, picture)
     return samples
