@@ -57,7 +57,7 @@ def quality(options: argparse.Namespace) -> None:
         calls = zip(rows["method"], rows["params"], strict=True)
         rows["call"] = [join_call(name, json.loads(params)) for name, params in calls]
         for metric, part in rows.groupby("metric", sort=False):
-            values = part.pivot_table(index="image", columns="call", values="value")
+            values = part.pivot_table(index="image", columns="call", values="value").reindex(columns=CALLS)
             print(f"{pair.name}, {metric}, {len(values)} images")
             for call in CALLS:
                 differences = (values[call] - values[REFERENCE]).dropna()

@@ -166,7 +166,7 @@ class Training:
         values = efficient(values.float(), everything.float() - explainer.empty)
         squares, totals = [], []
         for size in shapley_sizes(self.patches, self.settings.subsets // 2, draw):
-            order = torch.rand(len(images), self.patches, generator=draw).argsort(1).to(images.device)
+            order = torch.rand(len(images), self.patches, generator=draw, device=draw.device).argsort(1)
             for keep in (order[:, :size], order[:, size:]):
                 scores = view.probabilities(game.encode(tokens, keep)).float() - explainer.empty
                 predicted = values.gather(1, keep[..., None].expand(-1, -1, values.shape[2])).sum(1)
@@ -178,7 +178,7 @@ class Training:
     def r2(self, game: Game) -> float:
         """On the images held out, by the same subsets each time."""
         self.explainer.eval()
-        draw = torch.Generator().manual_seed(self.settings.seed)
+        draw = torch.Generator(self.view.device).manual_seed(self.settings.seed)
         batches = [
             self.held_out[i : i + self.settings.batch] for i in range(0, len(self.held_out), self.settings.batch)
         ]
@@ -209,8 +209,8 @@ class Training:
         def loss(images: Tensor, draw: torch.Generator) -> Tensor:
             with torch.no_grad():
                 expected = self.view.probabilities(self.view.logits(images))
-            size = int(torch.randint(1, self.patches + 1, (), generator=draw))
-            keep = torch.rand(len(images), self.patches, generator=draw).argsort(1)[:, :size].to(images.device)
+            size = int(torch.randint(1, self.patches + 1, (), generator=draw, device=draw.device))
+            keep = torch.rand(len(images), self.patches, generator=draw, device=draw.device).argsort(1)[:, :size]
             logits = surrogate.encode(surrogate.embed(images), keep)
             if self.view.output == "sigmoid":
                 return binary_cross_entropy_with_logits(surrogate.class_scores(logits), expected)
@@ -242,7 +242,7 @@ class Training:
                     for group in optimizer.param_groups:
                         group["lr"] = rate * schedule(step / steps)
                     network.train(network is self.explainer)
-                    draw = torch.Generator().manual_seed(seed * 1_000_003 + step)
+                    draw = torch.Generator(self.view.device).manual_seed(seed * 1_000_003 + step)
                     error = loss(images.to(self.view.device, self.view.precision), draw)
                     optimizer.zero_grad()
                     error.backward()
@@ -346,9 +346,9 @@ class State:
 
 def shapley_sizes(patches: int, count: int, draw: torch.Generator) -> list[int]:
     """Sizes k of subsets by the Shapley kernel, p(k) ∝ 1 / (k (N − k)): section 3.2."""
-    sizes = torch.arange(1, patches, dtype=torch.float64)
+    sizes = torch.arange(1, patches, device=draw.device, dtype=torch.float32)
     weights = 1 / (sizes * (patches - sizes))
-    return [int(place) + 1 for place in torch.multinomial(weights, count, replacement=True, generator=draw)]
+    return (torch.multinomial(weights, count, replacement=True, generator=draw) + 1).tolist()
 
 
 def shuffled(positions: Sequence[int], batch: int, seed: int) -> Iterator[list[int]]:
