@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -82,31 +83,36 @@ def timed(work: Callable[[], object], device: str, repeats: int) -> float:
     return median(durations[1:])
 
 
+@torch.no_grad()
+def encode(model: View, tokens: Tensor, order: Tensor, sizes: Sequence[int], count: int) -> None:
+    """As many subsets as `posterior` asks about, by themselves."""
+    for size, part in zip(sizes, order.chunk(len(sizes)), strict=True):
+        for _ in range(count):
+            model.encode(tokens, part[:, :size])
+
+
 def timing(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model = vitrail.load(options.model, pretrained=False, device=options.device)
     rows, columns = model.grid
     for count in (1, 16) if options.device == "cuda" else (1,):
         images = torch.randn(count, 3, *model.size, device=options.device)
-        prior = SkipPlus(DecompX)(model)
-        tokens = model.embed(images[:1]).detach()
         order = torch.rand(256, rows * columns, device=options.device).argsort(1)
         sizes = [round(tenths * rows * columns / 10) for tenths in range(1, 10)]
-
-        def encodes() -> None:
-            with torch.no_grad():
-                for size, part in zip(sizes, order.chunk(len(sizes)), strict=True):
-                    for _ in range(count):
-                        model.encode(tokens, part[:, :size])
 
         repeats = 10 if options.device == "cuda" else 3
         whole, alone, bare = (
             timed(work, options.device, repeats) / count
-            for work in (lambda: Posterior(model).attribute(images), lambda: prior.attribute(images), encodes)
+            for work in (
+                partial(Posterior(model).attribute, images),
+                partial(SkipPlus(DecompX)(model).attribute, images),
+                partial(encode, model, model.embed(images[:1]).detach(), order, sizes, count),
+            )
         )
         print(
-            f"{options.model}, {count} image(s) together: posterior {whole:.1f} ms per image, prior {alone:.1f}, beyond "
-            f"the prior {whole - alone:.1f}; bare encodes in full precision {bare:.1f}, ratio {(whole - alone) / bare:.2f}",
+            f"{options.model}, {count} image(s) together: posterior {whole:.1f} ms per image, prior {alone:.1f}, "
+            f"beyond the prior {whole - alone:.1f}; bare encodes in full precision {bare:.1f}, "
+            f"ratio {(whole - alone) / bare:.2f}",
             flush=True,
         )
 

@@ -36,6 +36,7 @@ from vitrail.models.wrapping import wrap
 from vitrail.progress import counted
 
 SAVE_EVERY = 60.0  # seconds
+GROUP = 8  # subsets of one size of each image
 VALIDATION = 64  # images that are held out, at most, and at most a tenth
 CHECKED, PERMUTATIONS = 8, 16  # images that are compared with sampled Shapley values, at most
 
@@ -46,7 +47,7 @@ class Settings:
 
     steps: int = 5000
     batch: int = 64
-    subsets: int = 8  # of the patches of an image in a step, each with its complement
+    subsets: int = 32  # of the patches of an image in a step, each with its complement
     rate: float = 1e-3
     hidden: int = 160
     blocks: int = 2
@@ -60,8 +61,8 @@ class Settings:
                 raise VitrailError(f"{name} must be at least 1, but got {getattr(self, name)}.")
         if self.surrogate_steps < 0 or not self.rate > 0 or not self.surrogate_rate > 0:
             raise VitrailError("surrogate steps must not be negative, and learning rates must be positive.")
-        if self.subsets % 2:
-            raise VitrailError(f"subsets must be even, as half of them are complements, but got {self.subsets}.")
+        if self.subsets % (2 * GROUP):
+            raise VitrailError(f"subsets must be a multiple of {2 * GROUP}, but got {self.subsets}.")
         if self.hidden > HEAD and self.hidden % HEAD:
             raise VitrailError(f"hidden must be a multiple of {HEAD}, or smaller, but got {self.hidden}.")
 
@@ -155,24 +156,31 @@ class Training:
         return report
 
     def errors(self, game: Game, images: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The squared error of the scores of subsets that the values predict (eq. 5), and that of their mean."""
+        """The squared error of the scores of subsets that the values predict (eq. 5), and the variance of the scores.
+
+        Both are of subsets of one size: as the values add up to a fixed total, the mean error of all subsets of a size
+        does not depend on them, and without it the gradients are the same but for much of their noise.
+        """
         view, explainer = self.view, self.explainer
         with torch.no_grad():
             streams = trace(view, images, keep=("x",), layers=[0, *explainer.card.layers])
             tokens = streams["x"][0] if game.view is view else game.view.embed(images)
             everything = view.probabilities(streams.logits if game.view is view else game.view.encode(tokens))
         with torch.autocast(images.device.type, torch.bfloat16, enabled=images.device.type == "cuda"):
-            values = explainer([streams["x"][layer] for layer in explainer.card.layers], view.num_prefix)
+            values = explainer(view, streams, everything)
         values = efficient(values.float(), everything.float() - explainer.empty)
-        squares, totals = [], []
-        for size in shapley_sizes(self.patches, self.settings.subsets // 2, draw):
-            order = torch.rand(len(images), self.patches, generator=draw, device=draw.device).argsort(1)
-            for keep in (order[:, :size], order[:, size:]):
-                scores = view.probabilities(game.encode(tokens, keep)).float() - explainer.empty
-                predicted = values.gather(1, keep[..., None].expand(-1, -1, values.shape[2])).sum(1)
-                squares.append((scores - predicted).square().sum(1).mean())
-                totals.append((scores - scores.mean(0)).square().sum(1).mean())
-        return torch.stack(squares).mean(), torch.stack(totals).mean()
+        errors, totals = [], []
+        for size in shapley_sizes(self.patches, self.settings.subsets // (2 * GROUP), draw):
+            order = torch.rand(GROUP, len(images), self.patches, generator=draw, device=draw.device).argsort(2)
+            for keep in (order[..., :size], order[..., size:]):
+                scores = (
+                    view.probabilities(game.encode(tokens, keep).flatten(0, 1)).float().unflatten(0, keep.shape[:2])
+                )
+                present = torch.zeros_like(order, dtype=values.dtype).scatter_(2, keep, 1.0)
+                predicted = torch.einsum("gbn,bnk->gbk", present, values)
+                errors.append((scores - predicted).var(0).sum(1).mean())
+                totals.append(scores.var(0).sum(1).mean())
+        return torch.stack(errors).mean(), torch.stack(totals).mean()
 
     @torch.no_grad()
     def r2(self, game: Game) -> float:
@@ -195,7 +203,7 @@ class Training:
         sampled = Shapley(game.view, permutations=PERMUTATIONS).attribute(images, classes)
         with torch.no_grad():
             streams = trace(self.view, images, keep=("x",), layers=[0, *self.explainer.card.layers])
-            values = self.explainer([streams["x"][layer] for layer in self.explainer.card.layers], self.view.num_prefix)
+            values = self.explainer(self.view, streams, self.view.probabilities(streams.logits))
         predicted = values.gather(2, classes[:, None, None].expand(-1, self.patches, 1))[..., 0]
         pairs = zip(predicted.cpu(), sampled.flatten(1).cpu(), strict=True)
         correlations = [rank_correlation(*pair) for pair in pairs]
@@ -231,7 +239,7 @@ class Training:
         check: Callable[[int], None] = lambda step: None,
     ) -> None:
         """AdamW with a warm-up and a cosine, from where the state file ends; Ctrl-C saves first."""
-        optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.98))
+        optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.99))
         step = self.state.resume(stage, network, optimizer)
         seed, saved = self.settings.seed, time.monotonic()
         batches = list(islice(shuffled(self.training, self.settings.batch, seed), steps))[step:]
@@ -288,9 +296,11 @@ class Game:
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        """x_0 (B, P + N, d) and the patches that are present (B, k) → logits (B, C)."""
+        """x_0 (B, P + N, d) and the patches that are present (G, B, k) → logits (G, B, C)."""
+        flat = keep.flatten(0, 1)
+        present = self.view.present(tokens.repeat(len(keep), 1, 1), flat)
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.reduced):
-            return Walk(self.parts, keep=keep).encode(self.view.present(tokens, keep))
+            return Walk(self.parts, keep=flat).encode(present).unflatten(0, keep.shape[:2])
 
     @torch.no_grad()
     def nothing(self) -> Tensor:

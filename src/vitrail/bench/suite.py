@@ -86,11 +86,13 @@ def _pair(entry: Mapping[str, Any], content: Mapping[str, Any], methods: Sequenc
     model = {name: placed(value) for name, value in entry["model"].items()}
     metrics = [call for group in entry["metrics"] for call in content["metrics"][group]]
     names = {split_call(call)[0] for call in metrics}
-    only = content["only"]
+    chosen = [call for call in methods if entry["name"] in content["only"].get(call_name(call), [entry["name"]])]
+    if not chosen:
+        return Pair(*about, missing=f"a model that {', '.join(methods)} can explain")
     plan = Plan(
         models=[ModelSpec(model.pop("name"), model)],
         data=placed(entry["data"]),
-        methods=[call for call in methods if entry["name"] in only.get(call_name(call), [entry["name"]])],
+        methods=chosen,
         metrics=metrics,
         images=entry.get("images"),
         target=entry.get("target"),

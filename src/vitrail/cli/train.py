@@ -25,7 +25,7 @@ def train_explainer(
     images: Annotated[int | None, typer.Option(min=2, help="Number of images to sample; default: all.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 5000,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 64,
-    subsets: Annotated[int, typer.Option(min=2, help="Subsets of the patches that are scored per image and step.")] = 8,
+    subsets: Annotated[int, typer.Option(min=16, help="Subsets of the patches scored per image and step.")] = 32,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     hidden: Annotated[int, typer.Option(min=1, help="Channels of the explainer.")] = 160,
     blocks: Annotated[int, typer.Option(min=1, help="Transformer blocks of the explainer.")] = 2,

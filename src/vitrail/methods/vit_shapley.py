@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.calls import check_parameters
 from vitrail.engine.requests import Asking, Batch, Pictures, Request, Subsets, Traced, check_finite
-from vitrail.engine.trace import TraceSpec
+from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.files import save_atomically
 from vitrail.methods.base import Attribution, TokenMethod, refuse_unsupported
@@ -70,9 +70,8 @@ class VitShapley(TokenMethod):
         target = target.resolved(self.model, trace.logits)
         explainer = self.network.to(trace.logits)
         with torch.no_grad():
-            values = explainer([trace["x"][layer] for layer in explainer.card.layers], self.model.num_prefix)
             everything, nothing = self.model.probabilities(trace.logits), explainer.empty[None]
-            values = efficient(values, everything - nothing)  # (B, N, C)
+            values = efficient(explainer(self.model, trace, everything), everything - nothing)  # (B, N, K)
 
         def chosen(scores: Tensor) -> Tensor:
             """Of the explained class, minus that of the class it is opposed to: (B, …, C) → (B, …)."""
@@ -98,6 +97,7 @@ class Card:
     grid: tuple[int, int]
     classes: int
     width: int  # channels of the model
+    directions: int  # channels that its head reads
     layers: tuple[int, ...]  # whose streams it reads, 0 = the embedded tokens
     hidden: int  # channels of its own
     blocks: int
@@ -113,6 +113,7 @@ class Card:
             grid=view.grid,
             classes=view.num_classes,
             width=view.width,
+            directions=class_directions(view).shape[1],
             layers=layers,
             hidden=hidden,
             blocks=blocks,
@@ -136,7 +137,7 @@ class Card:
 
 
 class Explainer(nn.Module):
-    """Streams of some layers of a ViT → a Shapley value for every patch and class: a few Transformer blocks."""
+    """Streams of some layers of a ViT → Shapley values of all patches and classes: a few Transformer blocks."""
 
     probe: Tensor  # (C,): the logits of its model with no patch present, by which it recognises the model
     empty: Tensor  # (K,): the probabilities with no patch present, of the network whose values it predicts
@@ -160,17 +161,23 @@ class Explainer(nn.Module):
             for _ in range(card.blocks)
         )
         self.norm = nn.LayerNorm(card.hidden)
-        self.head = nn.Linear(card.hidden, card.classes)
+        self.head = nn.Linear(card.hidden, card.directions)
         self.register_buffer("probe", torch.zeros(outputs))
         self.register_buffer("empty", torch.zeros(card.classes))
 
-    def forward(self, streams: Sequence[Tensor], num_prefix: int) -> Tensor:
-        """One (B, P + N, d) for each of its layers → (B, N, C), before they are made to add up."""
+    def forward(self, view: View, trace: Trace, probabilities: Tensor) -> Tensor:
+        """(B, N, K): the value of each patch for each class, before they are made to add up.
+
+        What the blocks make of a patch is compared with the directions of the classes in the model's own head, so that
+        what is learned of one class serves all. Classes of small probability have small values.
+        """
+        streams = [trace["x"][layer] for layer in self.card.layers]
         x = torch.stack([part(stream) for part, stream in zip(self.inputs, streams, strict=True)]).sum(0)
         for block in self.blocks:
             x = block(x)
-        values: Tensor = self.head(self.norm(x[:, num_prefix:]))
-        return values / values.shape[1]  # so that what the head gives does not depend on the number of patches
+        toward = self.head(self.norm(x[:, trace.num_prefix :])) @ class_directions(view).to(x.dtype).T
+        values: Tensor = toward * probabilities.sqrt()[:, None]
+        return values / values.shape[1]  # so that the size of what is learned does not depend on the number of patches
 
     def check_model(self, view: View, nothing: Tensor) -> None:
         """Refuses a model whose logits (1, C) with no patch present are not those it was trained with."""
@@ -213,6 +220,13 @@ class Explainer(nn.Module):
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise VitrailError(f"the explainer {path} holds NaN or infinite values.")
         return explainer.eval().requires_grad_(False)
+
+
+def class_directions(view: View) -> Tensor:
+    """(K, d): how the logits of the classes grow with what the head reads, of length 1 each, the mean aside."""
+    weight = torch.stack([linear.weight.detach() for linear in view.architecture().head.linears]).mean(0)
+    weight = torch.cat([-weight, weight]) if len(weight) == 1 else weight - weight.mean(0)
+    return nn.functional.normalize(weight, dim=1)
 
 
 def efficient(values: Tensor, total: Tensor) -> Tensor:
