@@ -179,12 +179,12 @@ def test_a_batch_is_its_images_one_by_one(method: str, name: str) -> None:
     family, _, view = viewed(name)
     images, info = batch(name, 2), get_method(method).info
     built = build_method(method, view, **{key: value for key, value in QUICK.items() if key in info.params})
-    maps = built.attribute(images, [2, 3])
+    maps = built.attribute(images, [2, 1])
     grid = view.size if info.level == "pixel" else family.grid if name in FAMILIES else maps.shape[1:]
     assert maps.shape == (2, *grid)
     assert maps.isfinite().all()
     assert float(maps.std()) > 0, "a constant map"
-    assert close(maps, torch.cat([built.attribute(images[i : i + 1], 2 + i) for i in range(2)]), 1e-8)
+    assert close(maps, torch.cat([built.attribute(images[i : i + 1], 2 - i) for i in range(2)]), 1e-8)
 
 
 def test_parameters_are_checked_and_listed() -> None:
