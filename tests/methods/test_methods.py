@@ -117,7 +117,7 @@ def test_contrast_is_the_difference_of_two_explanations() -> None:
 
 def test_attention_is_the_same_for_every_class_and_decompx_is_not() -> None:
     _, _, view = viewed("timm_vit")
-    images = batch("timm_vit")
+    images = batch("timm_vit", 1)
     for name, info in list_methods().items():
         method = build_method(name, view, **{key: value for key, value in QUICK.items() if key in info.params})
         same = torch.equal(method.attribute(images, 0), method.attribute(images, 1))
