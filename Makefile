@@ -25,11 +25,11 @@ demo: $(STAMP)
 	@echo "Next: .venv/bin/vitrail explain YOUR-PHOTO.jpg, or .venv/bin/vitrail serve for the web page."
 
 test: lint browser
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
 test-all: lint browser
-	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n auto -m ""
+	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n auto --dist worksteal -m ""
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.
 browser:

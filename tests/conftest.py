@@ -17,6 +17,7 @@ from vitrail.models.wrapping import wrap
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # they would compile everything again
 
 pytest_plugins = ["tests.browser", "tests.app.servers", "tests.app.pages", "tests.report.opening"]
 

@@ -252,20 +252,20 @@ def _torchvision_swin(version: int) -> nn.Module:
 def _timm_swin(model: str, classes: int = CLASSES) -> nn.Module:
     import timm
 
-    tiny = {"img_size": 64, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
+    tiny = {"img_size": 32, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4), "window_size": 4}
     return timm.create_model(model, pretrained=False, num_classes=classes, **tiny)
 
 
 def _huggingface_swin(kind: str) -> nn.Module:
     import transformers
 
-    tiny = {"image_size": 64, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    tiny = {"image_size": 32, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
     config = getattr(transformers, f"{kind}Config")(**tiny, num_labels=CLASSES)
     return getattr(transformers, f"{kind}ForImageClassification")(config)
 
 
 def _swin(name: str, library: str, make: Callable[[], nn.Module]) -> Family:
-    return Family(name, make, (64, 64), (8, 8), 0, library)  # grid: of the last stage
+    return Family(name, make, (32, 32), (4, 4), 0, library)  # grid: of the last stage
 
 
 HIERARCHICAL: dict[str, Family] = {

@@ -242,12 +242,12 @@ def test_summary_has_means_intervals_and_counts(view) -> None:
 
 def test_reduced_precision_hardly_moves_areas(view, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU does by default, forced on the CPU."""
-    arguments = (view, "scenes:4", "gen_att", "insertion(steps=16),token_deletion_aopc")
+    arguments = (view, "scenes:2", "gen_att", "insertion(steps=8),token_deletion_aopc")
     exact = vitrail.evaluate(*arguments)["value"]
     monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
     rounded = vitrail.evaluate(*arguments)["value"]
     assert 0 < (rounded - exact).abs().max() < 0.01
-    full = vitrail.evaluate(view, "scenes:4", "gen_att", "insertion(steps=16, precision=full)")["value"]
+    full = vitrail.evaluate(view, "scenes:2", "gen_att", "insertion(steps=8, precision=full)")["value"]
     assert np.allclose(full, exact[: 2 * len(full) : 2], atol=1e-6)
 
 

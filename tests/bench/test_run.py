@@ -32,7 +32,7 @@ from vitrail.data.names import data_name
 from vitrail.methods.registry import METHODS
 from vitrail.report.results import read_results
 
-KILLS = 20 if FULL else 8
+KILLS = 20 if FULL else 5
 
 
 @pytest.mark.parametrize("deterministic", [pytest.param(False, marks=pytest.mark.full), True])
@@ -87,7 +87,7 @@ def test_methods_that_are_finished_survive_a_kill(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return images.mean(1)[:, ::8, ::8]
 
-    methods = ["tests_deadly", "rise(masks=70)", "random", "gen_att", "rise(masks=40)", "smooth_grad(samples=3)"]
+    methods = ["tests_deadly", "rise(masks=7)", "random", "gen_att", "rise(masks=4)", "smooth_grad(samples=3)"]
     chosen = plan(methods=methods, metrics=["sparseness", "insertion(steps=3)", "max_sensitivity(samples=1)"],
                   images=6, batch_size=4, cheap_only=["max_sensitivity"])  # fmt: skip
     view = vitrail.load("scenes")

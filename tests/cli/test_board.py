@@ -103,7 +103,7 @@ def test_what_failed_is_done_but_has_no_mean() -> None:
 
 
 def test_rows_may_come_while_the_table_is_drawn() -> None:
-    metrics = [f"insertion(steps={n})" for n in range(2, 60)]
+    metrics = [f"insertion(steps={n})" for n in range(2, 30)]
     board, failed = Board(plan(methods=METHODS, metrics=metrics), 100), list[BaseException]()
     ended = False
 

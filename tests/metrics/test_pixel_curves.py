@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.families import FULL
+from tests.helpers import crossed
 from tests.metrics.common import (
     CLOSE,
     PIXEL_KINDS,
@@ -28,8 +30,7 @@ from torch import Tensor
 from vitrail.metrics import list_metrics, measure
 
 SOME = ["timm_vit", "timm_vit_gap", "timm_deit_distilled", "timm_vit_not_square", "timm_siglip",
-        "torchvision_vit", "one_output", "multi_label", "timm_swin",
-        pytest.param("hf_swinv2", marks=pytest.mark.full)]  # fmt: skip
+        "torchvision_vit", "one_output", "multi_label", "timm_swin", *(["hf_swinv2"] if FULL else [])]  # fmt: skip
 BASELINES = ("mean", "blur", "black", "random")
 AREAS = ("insertion", "deletion", "insertion_minus_deletion")
 REMOVALS = ("positive_auc", "negative_auc", "aopc", "log_odds")
@@ -93,15 +94,11 @@ def test_areas_of_every_protocol_and_baseline(protocol: str, kinds: tuple[str, .
         check_areas(bench("six_patches"), kinds, protocol, baseline, steps=5, seed=3)
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_areas_of_every_family(name: str) -> None:
+@pytest.mark.parametrize(("name", "protocol"), crossed(itertools.product(SOME, ["default", "tis", "rise"])))
+def test_areas_of_every_family(name: str, protocol: str) -> None:
+    kinds = PIXEL_KINDS[1:] if protocol == "tis" else TOKEN_KINDS
     few = slice(1 if "swin" in name else 2)  # Swin is slow
-    for protocol, baseline, kinds in (
-        ("default", "random", TOKEN_KINDS),
-        ("tis", "random", PIXEL_KINDS[1:]),
-        ("rise", None, TOKEN_KINDS),
-    ):
-        check_areas(bench(name), kinds[few], protocol, baseline, steps=4, seed=0)
+    check_areas(bench(name), kinds[few], protocol, None if protocol == "rise" else "random", steps=4, seed=0)
 
 
 @pytest.mark.parametrize("steps", [1, 30, pytest.param(300, marks=pytest.mark.full)])
@@ -158,11 +155,13 @@ def check_removals(
             agrees(result[i], removal(of, image, values, name, kind, truth, steps, seed))
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_removal_of_every_family(name: str) -> None:
+@pytest.mark.parametrize(("name", "protocol"), crossed(itertools.product(SOME, ["default", "vtranm"])))
+def test_removal_of_every_family(name: str, protocol: str) -> None:
     of, few = bench(name), slice(1 if "swin" in name else 2)
-    check_removals(of, TOKEN_KINDS[few], label=None, steps=4)
-    check_removals(of, PIXEL_KINDS[1:], label=1, steps=3, protocol="vtranm", seed=2)
+    if protocol == "default":
+        check_removals(of, TOKEN_KINDS[few], label=None, steps=4)
+    else:
+        check_removals(of, PIXEL_KINDS[1:], label=1, steps=3, protocol="vtranm", seed=2)
 
 
 @pytest.mark.parametrize("name", ["timm_vit_gap", "multi_label"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
+from tests.helpers import crossed
 from tests.metrics.common import CLOSE, PIXEL_KINDS, TOKEN_KINDS, Bench, agrees, bench, on_grid, tie, tied, two_classes
 from tests.oracles import curves
 from tests.oracles.masked_forward import masked_logits
@@ -49,22 +51,24 @@ def test_every_token_metric_is_compared_here() -> None:
     assert all(info.protocols == ("default", "skipplus") for info in masking.values())
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_token_curves_of_every_family(name: str) -> None:
-    of = bench(name)
-    for kinds, protocol, label, seed in (
-        (PIXEL_KINDS, "skipplus", 1, 0),
-        (TOKEN_KINDS, "default", None, 4),
-        (TOKEN_KINDS, "skipplus", 0, 0),
-    ):
-        maps = of.maps(kinds)
-        for metric in METRICS:
-            result = measure(metric, of.view, of.images, maps, TARGET, label=label, protocol=protocol, seed=seed)
-            for i, values in enumerate(maps):
-                image = of.images[i : i + 1]
-                truth = of.top(image)[0] if label is None else label
-                agrees(result[i], literal(of, image, values, metric, protocol, truth, seed))
-                assert len(result[i].curve or ()) == 10
+WAYS: list[tuple[tuple[str, ...], str, int | None, int]] = [
+    (PIXEL_KINDS, "skipplus", 1, 0),
+    (TOKEN_KINDS, "default", None, 4),
+    (TOKEN_KINDS, "skipplus", 0, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "way"), crossed(itertools.product(SOME, range(len(WAYS)))))
+def test_token_curves_of_every_family(name: str, way: int) -> None:
+    of, (kinds, protocol, label, seed) = bench(name), WAYS[way]
+    maps = of.maps(kinds)
+    for metric in METRICS:
+        result = measure(metric, of.view, of.images, maps, TARGET, label=label, protocol=protocol, seed=seed)
+        for i, values in enumerate(maps):
+            image = of.images[i : i + 1]
+            truth = of.top(image)[0] if label is None else label
+            agrees(result[i], literal(of, image, values, metric, protocol, truth, seed))
+            assert len(result[i].curve or ()) == 10
 
 
 @pytest.mark.parametrize("name", ["timm_vit_gap", "timm_deit_distilled"])

@@ -169,7 +169,7 @@ def test_heads_of_other_kinds(name: str, head: str) -> None:
     ("head", "message"),
     [
         (nn.Identity(), "it has no classification head; build it with one"),
-        (nn.Linear(33, 7), r"its forward pass fails on an image of 64×64 pixels \(.*33"),
+        (nn.Linear(33, 7), r"its forward pass fails on an image of 32×32 pixels \(.*33"),
         (nn.Sequential(nn.Linear(32, 1), nn.Flatten(0)), r"its output has shape \(1,\); expected one row"),
     ],
 )

@@ -313,9 +313,11 @@ def test_classes_have_their_own_cells(folder: Path) -> None:
     assert (cell.n, cell.mean) == (8, pytest.approx(mean))
 
 
-def test_figures_are_whole_and_the_same_every_time(small_folder: Path) -> None:
-    summary = summary_of(small_folder)
-    drawn = figures.draw_all(summary, figures.FORMATS)
+def test_figures_are_whole_and_the_same_every_time(
+    small_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drawn by themselves, and once more for a report, which has all files by default."""
+    drawn = figures.draw_all(summary_of(small_folder), figures.FORMATS)
     assert drawn.keys() == {f"{n}.{f}" for n in ("bars", "radar", "curves", "agreement") for f in figures.FORMATS}
     for name, content in drawn.items():
         if name.endswith(".png"):
@@ -326,7 +328,15 @@ def test_figures_are_whole_and_the_same_every_time(small_folder: Path) -> None:
             assert ElementTree.fromstring(content).tag.endswith("svg")
         else:
             assert content.startswith(b"%PDF")
-    assert figures.draw_all(summary_of(small_folder), figures.FORMATS) == drawn
+    paths = run([small_folder], None, [])
+    assert all(path.is_file() and path.stat().st_size for path in paths)
+    assert {path.suffix.lstrip(".") for path in paths} == set(FORMATS)
+    assert small_folder / "report" / "report.html" in paths
+    assert "report.html" in capsys.readouterr().out.replace("\n", "")
+    written = {path.name: path.read_bytes() for path in (small_folder / "report" / "figures").iterdir()}
+    assert written == drawn
+    assert run([small_folder], tmp_path / "out", ["md", "CSV"])[0].name == "report.md"
+    assert not (tmp_path / "out" / "report.html").exists()
 
 
 def test_figures_that_have_nothing_to_show_are_left_out(tmp_path: Path) -> None:
@@ -340,18 +350,6 @@ def test_any_number_of_methods(tmp_path: Path, methods: int) -> None:
     summary = summary_of(made.write(tmp_path / "run"))
     assert len(summary.drawn_methods(0, figures.LINES)) == min(methods, figures.LINES)
     assert figures.draw_all(summary, ["svg"])
-
-
-def test_report_writes_all_files_by_default(
-    small_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = run([small_folder], None, [])
-    assert all(path.is_file() and path.stat().st_size for path in paths)
-    assert {path.suffix.lstrip(".") for path in paths} == set(FORMATS)
-    assert small_folder / "report" / "report.html" in paths
-    assert "report.html" in capsys.readouterr().out.replace("\n", "")
-    assert run([small_folder], tmp_path / "out", ["md", "CSV"])[0].name == "report.md"
-    assert not (tmp_path / "out" / "report.html").exists()
 
 
 def test_markdown_shows_the_figures_it_was_made_with(small_folder: Path, tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def test_weights_from_a_file_can_be_served(tmp_path: Path) -> None:
         (["--checkpoint", "a.pt"], "--checkpoint must go with exactly one --model, but got none."),
         (["--model", "photo,scenes", "--labels", "names.txt", "--num-classes", "2"],
          "--labels and --num-classes must go with exactly one --model, but got 2 models."),
-        (["--model", "vit_tiny_patch16_224", "--checkpoint", "missing.pt", "--port", "0"], "missing.pt"),
+        pytest.param(["--model", "vit_tiny_patch16_224", "--checkpoint", "missing.pt", "--port", "0"], "missing.pt",
+                     marks=pytest.mark.full),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_weights_is_one_sentence(options: list[str], message: str) -> None:
