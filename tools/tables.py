@@ -6,24 +6,26 @@ between `<!-- table: NAME -->` and `<!-- end -->`, where NAME is a function of t
 
 from __future__ import annotations
 
-import csv
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 import vitrail
 from vitrail.bench.suite import open_suite
-from vitrail.calls import join_call, split_call
+from vitrail.calls import split_call
 from vitrail.cli.reproduce import list_targets
 from vitrail.methods.base import MethodInfo
 from vitrail.methods.registry import ALIASES, get_method
 from vitrail.report.leaderboard import shipped_costs, shipped_table
 from vitrail.report.standings import Standings, standings
+from vitrail.report.summary import ABSENT
 
 DOCS = Path(__file__).parents[1] / "docs"
 METHODS = DOCS / "methods"
-COSTS = DOCS.parent / "src" / "vitrail" / "report" / "costs.csv"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 PAGES = {"gradient": "gradients", "cam": "cams", "mask": "masks"}  # families whose page has a different name
 TITLES = {  # of the families, in the order of the tables
@@ -38,17 +40,18 @@ TITLES = {  # of the families, in the order of the tables
     "control": "Control",
 }
 SIGNED = {True: "yes", False: "no", None: "if any value is below 0"}
-DATA = ("scenes", "photo", "pets", "imagenette")  # result tables
-SHORT = {"att_ixg.plus": "att_cat"}  # the well-known name
-EFFORT = ("masks", "steps")
-QUALITY, POINTING, DISCRIMINATING = "insertion_minus_deletion", "pointing_game", "discriminativity"
-README_METHODS = ("tis", "lime", "decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "gen_att", "vtranm",
-                  "vit_cx", "rollout", "rise(masks=2000)", "grad_cam", "integrated_gradients", "random")  # fmt: skip
+SHORT = {"att_ixg.plus": "att_cat", "att_ixg.plus(rule=frozen)": "att_cat(rule=frozen)"}  # the well-known name
+README_METHODS = (
+    "posterior", "tis", "lime", "decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "gen_att", "vtranm",
+    "vit_cx", "rollout", "rise(masks=2000)", "grad_cam", "integrated_gradients", "random",
+)  # fmt: skip
+CHOICES = (
+    *README_METHODS,
+    "posterior(masks=1024)", "shapley", "kernel_shap", "pami", "hsic", "occlusion", "attn_lrp.skipplus", "lrp",
+    "gen_att(rule=frozen)", "att_ixg.plus", "att_ixg.plus(rule=frozen)", "trans_att", "decompx", "alti", "tam",
+    "legrad", "raw_attention", "smooth_grad", "expected_gradients",
+)  # fmt: skip
 TOP = 20  # methods of the leaderboard's short table
-
-MEAN = "mean"  # in place of a data set: the mean over all of them
-
-Numbers = dict[tuple[str, str, str], float]  # method, data set, metric → mean
 
 
 def main() -> None:
@@ -156,132 +159,86 @@ def papers() -> str:
     return table(["target", "what", "models", "data"], rows)
 
 
-# Measurements, from docs/results/*.csv and src/vitrail/report/costs.csv
+# Measurements, from src/vitrail/report/leaderboard.csv.gz and costs.csv
 
 
-def known(call: str) -> str:
-    """A method or metric under its well-known name, without its number of masks or steps, which the page states."""
-    name, params = split_call(call)
-    return join_call(SHORT.get(name, name), {key: value for key, value in params.items() if key not in EFFORT})
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def results() -> Numbers:
-    numbers: Numbers = {}
-    for data in DATA:
-        path = DOCS / "results" / f"{data}.csv"
-        for row in read(path) if path.exists() else ():
-            if row["mean"]:
-                numbers[known(row["method"]), data, known(row["metric"])] = float(row["mean"])
-    return numbers
-
-
-def costs() -> dict[str, float]:
-    """Method → cost in forward passes; with the default number of masks where both were measured."""
-    rows = sorted(read(COSTS), key=lambda row: "masks=" not in row["method"])
-    return {known(row["method"]): float(row["forwards"]) for row in rows}
-
-
-def cells_of(numbers: Numbers, method: str, columns: Sequence[tuple[str, str]]) -> list[str]:
-    """The cells of a row; the best value of each column is bold."""
-    cells = []
-    for data, metric in columns:
-        best = max(value for (_, *column), value in numbers.items() if column == [data, metric])
-        number = numbers.get((method, data, metric))
-        text = "–" if number is None else f"{number:.2f}".replace("-0.00", "0.00")
-        cells.append(f"**{text}**" if text == f"{best:.2f}" else text)
-    return cells
+def number(value: float) -> str:
+    return ABSENT if math.isnan(value) else f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def cost_of(method: str, forwards: Mapping[str, float]) -> str:
     value = forwards.get(method)
-    return "–" if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
-
-
-def by_quality(numbers: Numbers) -> list[str]:
-    """The methods, best first by the mean over the data sets; those not measured on all of them come last."""
-    names = dict.fromkeys(name for name, _, metric in numbers if metric == QUALITY)
-    values = {
-        name: [numbers[name, data, QUALITY] for data in DATA if (name, data, QUALITY) in numbers] for name in names
-    }
-    return sorted(names, key=lambda name: (len(values[name]), sum(values[name])), reverse=True)
-
-
-def quality_columns(numbers: Numbers) -> list[tuple[str, str]]:
-    return [(data, QUALITY) for data in DATA if any(column == [data, QUALITY] for _, *column in numbers)]
-
-
-def with_means(numbers: Numbers) -> Numbers:
-    """With the mean pointing-game score over the data sets added."""
-    means: Numbers = {}
-    for method in by_quality(numbers):
-        values = [value for (name, _, metric), value in numbers.items() if (name, metric) == (method, POINTING)]
-        if values:
-            means[method, MEAN, POINTING] = sum(values) / len(values)
-    return {**numbers, **means}
-
-
-def choosing() -> str:
-    """Cost and quality of every measured method, best first."""
-    numbers, forwards = with_means(results()), costs()
-    columns = [*quality_columns(numbers), (MEAN, POINTING), ("scenes", DISCRIMINATING)]
-    heads = [f"curves, {data}" for data, metric in columns if metric == QUALITY]
-    rows = []
-    for method in by_quality(numbers):
-        info = get_method(split_call(method)[0]).info
-        about = [cost_of(method, forwards), "yes" if info.class_specific else "no"]
-        rows.append((f"`{method}`", *about, *cells_of(numbers, method, columns)))
-    return table(["method", "cost", "class-specific", *heads, "pointing", "right object"], rows)
-
-
-# The leaderboard, from src/vitrail/report/leaderboard.csv.gz
+    return ABSENT if value is None else f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def board() -> Standings:
     return standings(shipped_table(), [pair.name for pair in open_suite("leaderboard").pairs])
 
 
-def ranked(numbers: Standings, wanted: Sequence[str] = ()) -> str:
-    """Score, cost and the headline metric of methods, best score first; of all if none are named."""
+def ranked(wanted: Sequence[str], more: Mapping[str, Callable[[Standings, int], str]] | None = None) -> str:
+    """Score, the headline metric on each pair and cost of methods, best score first, and ``more`` columns."""
+    numbers = board()
     titles = {pair.name: pair.title for pair in open_suite("leaderboard").pairs}
     rates, scores = shipped_costs(), numbers.scores
     forwards = dict(zip(rates["method"], rates["forwards"], strict=True))
     rows = []
     for m in (-scores.mean).argsort(kind="stable"):
         method = numbers.methods[m]
-        if wanted and method not in wanted:
+        if method not in wanted:
             continue
         cells = []
         for p, k in enumerate(numbers.headlines):
             assert k is not None
-            text = f"{numbers.mean[p, m, k]:.2f}".replace("-0.00", "0.00")
+            text = number(numbers.mean[p, m, k])
             cells.append(f"**{text}**" if numbers.marks[p, m, k] else text)
-        score = f"{scores.mean[m]:.2f} [{scores.low[m]:.2f}, {scores.high[m]:.2f}]".replace("-", "−")
-        rows.append((f"`{method}`", score, *cells, cost_of(method, forwards)))
-    return table(["method", "score", *(titles[name] for name in numbers.pairs), "cost"], rows)
+        score = f"{number(scores.mean[m])} [{number(scores.low[m])}, {number(scores.high[m])}]"
+        others = [column(numbers, m) for column in (more or {}).values()]
+        rows.append((f"`{SHORT.get(method, method)}`", score, *cells, *others, cost_of(method, forwards)))
+    return table(["method", "score", *(titles[name] for name in numbers.pairs), *(more or {}), "cost"], rows)
+
+
+def class_specific(numbers: Standings, m: int) -> str:
+    return "yes" if get_method(split_call(numbers.methods[m])[0]).info.class_specific else "no"
+
+
+def mean_of(metric: str) -> Callable[[Standings, int], str]:
+    """The mean of a metric over the pairs that have it."""
+
+    def column(numbers: Standings, m: int) -> str:
+        values = numbers.mean[:, m, numbers.metrics.index(metric)]
+        return number(float(values[~np.isnan(values)].mean()))
+
+    return column
+
+
+def choosing() -> str:
+    """The methods that one would consider."""
+    columns = {
+        "pointing": mean_of("pointing_game"),
+        "right object": mean_of("discriminativity"),
+        "class-specific": class_specific,
+    }
+    return ranked(CHOICES, columns)
 
 
 def measured() -> str:
     """For the README: a few methods."""
-    return ranked(board(), README_METHODS)
+    return ranked(README_METHODS)
 
 
 def leaderboard() -> str:
     """The first methods of the leaderboard, and the control."""
     numbers = board()
-    first = [numbers.methods[m] for m in (-numbers.scores.mean).argsort(kind="stable")[:TOP]]
-    return ranked(numbers, [*first, "random"])
+    complete = numbers.scores.pairs == numbers.scores.pairs.max()
+    order = np.where(complete, -numbers.scores.mean, np.inf).argsort(kind="stable")
+    return ranked([*(numbers.methods[m] for m in order[:TOP]), "random"])
 
 
 def pairs() -> str:
     """The pairs of the leaderboard with measurements, and the number of images."""
     numbers = board()
     about = {pair.name: pair for pair in open_suite("leaderboard").pairs}
-    images = [f"{int(numbers.n[p, :, k].max()) if k is not None else 0}" for p, k in enumerate(numbers.headlines)]
+    images = [f"{int(np.nanmax(numbers.n[p, :, k])) if k is not None else 0}" for p, k in enumerate(numbers.headlines)]
     rows = [(about[name].title, about[name].about, count) for name, count in zip(numbers.pairs, images, strict=True)]
     return table(["pair", "model and images", "images"], rows)
 
