@@ -91,14 +91,15 @@ def explain(
         model: a view, a module that ``wrap`` accepts, or a name that ``load`` accepts.
         image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch returns a list.
         method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
-        target: the class to explain, by index or name, or a list with one per image; None = the predicted class.
+        target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
+            models of images and texts, a text that is no class yet becomes one.
         against: explain the target as opposed to this class.
         batch_size: images per batch; None = by device.
         params: parameters of the method.
     """
     if "shape" in params:
         raise VitrailError("shape= is a parameter of a method's attribute(): use heatmap() for the map on the image.")
-    view = as_view(model)
+    view = as_view(model).asked_about(target, against)
     chosen = build_method(method or default_method(view), view, **params)
     several = isinstance(image, list | tuple) or (isinstance(image, Tensor) and image.ndim == 4)
     sources = list(image) if several else [image]  # type: ignore[arg-type]

@@ -83,11 +83,12 @@ def compare(
     from vitrail.models.loading import load
 
     load_plugins(plugin or [])
-    view = load(model, device=device, dtype=dtype, **load_options)
+    questions = [Question(target, against) for target in options.comma_separated(targets)] or [Question(None, against)]
+    texts = [text for question in questions for text in question.texts]
+    view = load(model, device=device, dtype=dtype, **load_options).asked_about(texts)
     calls = every_method(view) if everything else choose(view, split_list(methods or []))
     built = build(view, calls, params)
     parts = [shared_part(built, params), *(single_parts(built, params) if methods else ())]
-    questions = [Question(target, against) for target in options.comma_separated(targets)] or [Question(None, against)]
     run(built, questions, source, out, parts, look, trust)
 
 

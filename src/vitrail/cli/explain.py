@@ -144,8 +144,9 @@ def explain(
     from vitrail.models.loading import load
 
     load_plugins(plugin or [])
-    view = load(model, device=device, dtype=dtype, **load_options)
-    request = Request(Question(target, against), top, metrics, curves, trust, look, sort)
+    question = Question(target, against)
+    view = load(model, device=device, dtype=dtype, **load_options).asked_about(question.texts)
+    request = Request(question, top, metrics, curves, trust, look, sort)
     if run(_build(view, method, params), request, sources, out, as_json):
         raise typer.Exit(1)
 

@@ -58,6 +58,12 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE.py", help="Python file with methods or metrics of your own; repeatable."),
 ]
+Prompt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt", metavar="TEXT", help="Class of a CLIP or SigLIP model, as a text; repeat it for each class."
+    ),
+]
 Retry = Annotated[bool, typer.Option("--retry", help="Retry what failed in earlier calls.")]
 Std = Annotated[
     str | None, typer.Option(metavar="R,G,B", help="Colour standard deviation of the preprocessing, likewise.")
@@ -113,6 +119,7 @@ MODEL = Group(
         "head": Head,
         "labels": Labels,
         "num_classes": NumClasses,
+        "prompts": Prompt,
         "img_size": ImgSize,
         "fit": Fit,
         "mean": Mean,

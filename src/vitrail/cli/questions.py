@@ -39,6 +39,11 @@ class Question:
             )
 
     @property
+    def texts(self) -> list[str]:
+        """The classes by name."""
+        return [word for word in self.words if word is not None and not word.startswith("@")]
+
+    @property
     def words(self) -> tuple[str | None, str | None]:
         return self.target, self.against
 

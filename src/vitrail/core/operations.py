@@ -155,8 +155,9 @@ class Walk:
             return self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
         pooled = self.norm(self.pool(x, head, layer), head.pooled_norm, layer)
         if head.dense is not None:
-            pooled = self.rule.activate(self.linear(pooled, head.dense, layer), head.activation)
-        return self.linear(pooled, head.linears[0], layer)
+            pooled = self.linear(pooled, head.dense, layer)
+            pooled = pooled if head.activation is None else self.rule.activate(pooled, head.activation)
+        return self.linear(self.norm(pooled, head.unit, layer), head.linears[0], layer)
 
     def pool(self, x: Tensor, head: Head, layer: int) -> Tensor:
         """(B, n, d) → (B, d), or (B, 2d) for ``token_and_mean``."""

@@ -118,7 +118,9 @@ class Head:
     """From the last block to the logits: final norm, pooling, norm of the pooled vector, linear head(s).
 
     ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``dense`` and
-    its ``activation`` stand before the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``).
+    its ``activation`` stand before the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``,
+    CLIP's projection, which has no activation), and after them the ``unit`` norm of embeddings that texts are compared
+    with.
     """
 
     norm: Norm | None
@@ -128,7 +130,8 @@ class Head:
     include_prefix: bool = False
     attention_pool: AttentionPool | None = None
     dense: Linear | None = None
-    activation: Activation = "tanh"
+    activation: Activation | None = "tanh"
+    unit: Norm | None = None
 
     @property
     def reads(self) -> int | None:

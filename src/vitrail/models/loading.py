@@ -22,6 +22,7 @@ from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import Output, View
 from vitrail.models.wrapping import as_pair, outline, wrap
+from vitrail.models.zero_shot import Prompts, checked_prompts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FOLDERS = (".", "/", "~")  # how a local folder starts, as opposed to a name on the hub
@@ -45,6 +46,7 @@ def load(
     std: Sequence[float] | None = None,
     crop_pct: float | None = None,
     interpolation: str | None = None,
+    prompts: Prompts | None = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     **model_args: Any,
@@ -67,6 +69,8 @@ def load(
         std: colour standard deviation, likewise.
         crop_pct: the image is scaled to the input size divided by this, likewise.
         interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
+        prompts: the classes of a CLIP or SigLIP of Hugging Face: texts, lists of texts that are averaged, or either
+            by a name.
         device: "auto" = CUDA if available.
         dtype: "auto" = float32.
         model_args: passed on to the library that builds the model.
@@ -74,7 +78,7 @@ def load(
     if name is not None and not isinstance(name, str):
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
     device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # refuse wrong ones before any work
-    view_args = {"labels": labels, "output": output}
+    view_args = {"labels": labels, "output": output, "prompts": prompts}
     request = LoadRequest(
         name=name or "",
         checkpoint=checkpoint,
@@ -123,7 +127,7 @@ class LoadRequest:
     pretrained: bool | None
     num_classes: int | None
     img_size: int | tuple[int, int] | None
-    view_args: dict[str, Any]  # labels, output
+    view_args: dict[str, Any]  # labels, output, prompts
     model_args: dict[str, Any]
     device: torch.device
 
@@ -166,6 +170,7 @@ class LoadRequest:
             "img_size": self.img_size,
             "labels": labels,
             "output": self.view_args["output"],
+            "prompts": None if self.view_args["prompts"] is None else checked_prompts(self.view_args["prompts"]),
             **self.model_args,
         }
         return {key: value for key, value in arguments.items() if value is not None}
@@ -273,7 +278,7 @@ def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: 
 
 def _load_huggingface(request: LoadRequest) -> View:
     try:
-        from transformers import AutoImageProcessor, AutoModelForImageClassification
+        from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, AutoTokenizer
     except ImportError:
         raise VitrailError('Hugging Face models need an extra: pip install "vitrail[hf]".') from None
     if request.checkpoint is not None or request.head is not None or request.pretrained is False:
@@ -285,17 +290,20 @@ def _load_huggingface(request: LoadRequest) -> View:
         raise _remote_code(name)
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
-    is_local = Path(source).is_dir()
+    is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None
+    loader = AutoModel if reads_texts else AutoModelForImageClassification
     with _quiet_transformers(local=is_local):
         module, info = _fetch(
             name,
-            lambda: AutoModelForImageClassification.from_pretrained(
-                source, output_loading_info=True, trust_remote_code=False, **arguments
-            ),
+            lambda: loader.from_pretrained(source, output_loading_info=True, trust_remote_code=False, **arguments),
             not is_local,
         )
     lost = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
     if lost:
+        if type(module).__name__ in ("CLIPForImageClassification", "SiglipForImageClassification"):
+            raise VitrailError(
+                f'{name} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"] (--prompt).'
+            )
         raise VitrailError(
             f"{name} has no weights for {', '.join(lost[:6])}: it is a backbone without a classifier. Load it with "
             f'transformers and use vitrail.wrap(backbone, head=…, pool="token"|"avg"|"pooler").'
@@ -304,7 +312,12 @@ def _load_huggingface(request: LoadRequest) -> View:
     if not is_local or (Path(source) / "preprocessor_config.json").is_file():
         read = AutoImageProcessor.from_pretrained
         processor = _fetch(name, lambda: read(source, trust_remote_code=False), not is_local)
-    return request.view(module, processor=processor, img_size=request.img_size)
+    options = {}
+    if reads_texts:
+        options["tokenizer"] = _fetch(
+            name, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=False), not is_local
+        )
+    return request.view(module, processor=processor, img_size=request.img_size, **options)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import huggingface, timm, torchvision
+from vitrail.models import huggingface, timm, torchvision, zero_shot
 from vitrail.models.agreement import check_logits, check_tensors
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
@@ -22,6 +22,7 @@ from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.models.translation import refuse
 from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
+from vitrail.models.zero_shot import Prompts, ZeroShotViT
 
 POOLS = ("token", "avg", "map", "pooler")
 HALF = (0.5, 0.5, 0.5)
@@ -44,6 +45,8 @@ def wrap(
     output: Output | None = None,
     img_size: int | tuple[int, int] | None = None,
     processor: Any = None,
+    prompts: Prompts | None = None,
+    tokenizer: Any = None,
     name: str | None = None,
 ) -> View:
     """A view of a timm, torchvision or Hugging Face module you already have.
@@ -63,6 +66,8 @@ def wrap(
         output: "softmax" or "sigmoid"; None = read from the model.
         img_size: input size, for networks that take several; None = the processor's, or the model's own.
         processor: the Hugging Face image processor, if available.
+        prompts: the classes of a CLIP or SigLIP: texts, lists of texts that are averaged, or either by a name.
+        tokenizer: with ``prompts``: the Hugging Face tokenizer.
         name: its name in messages and results.
     """
     if isinstance(module, View):
@@ -75,7 +80,7 @@ def wrap(
         raise VitrailError("the compiled module itself has hooks: register them on the inner module (_orig_mod).")
     inner = getattr(module, "_orig_mod", module)  # a torch.compile'd model is unwrapped
     check_tensors(inner)
-    view = outline(inner, labels, head, pool, output, img_size, processor, name)
+    view = outline(inner, labels, head, pool, output, img_size, processor, prompts, tokenizer, name)
     view.preprocessing = view.preprocessing.changed(
         fit=fit, mean=mean, std=std, crop_pct=crop_pct, interpolation=interpolation
     )
@@ -94,10 +99,15 @@ def outline(
     output: Output | None = None,
     img_size: int | tuple[int, int] | None = None,
     processor: Any = None,
+    prompts: Prompts | None = None,
+    tokenizer: Any = None,
     name: str | None = None,
 ) -> View:
     """The view that ``wrap`` returns, of a module that is not run and may have no weights."""
     name = name or _name(module)
+    texts = _texts(module, prompts)
+    if texts is not None:
+        module = zero_shot.ZeroShot(module, zero_shot.embed_texts(module, tokenizer, texts))
     if head is None and pool is not None:
         raise VitrailError("pool= goes with head=: a model with its own head is explained as it pools.")
     if head is not None and pool not in POOLS:
@@ -121,12 +131,31 @@ def outline(
             raise refuse(module, f"it takes {channels} colour channels; only RGB models can be explained")
         if head is not None:
             _check_width(architecture, name)
-        view = ViT(module, name, _whole_patches(preprocessing, patch), describe=describe)
-    view.labels = _labels(view, labels)
+        preprocessing = _whole_patches(preprocessing, patch)
+        if texts is None:
+            view = ViT(module, name, preprocessing, describe=describe)
+        else:
+            view = ZeroShotViT(
+                module, name, preprocessing, labels=tuple(texts), describe=describe, prompts=texts, tokenizer=tokenizer
+            )
+    view.labels = view.labels if texts is not None and labels is None else _labels(view, labels)
     view.output = output or _output(view)
     if view.output not in ("softmax", "sigmoid"):
         raise VitrailError(f'output must be "softmax" or "sigmoid", but got {output!r}.')
     return view
+
+
+def _texts(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | None:
+    """The prompts of a model with a text tower; None for any other model."""
+    kind = type(module).__name__
+    zero_shots = huggingface.is_huggingface(module) and kind in zero_shot.MODELS
+    if prompts is not None and not zero_shots:
+        raise VitrailError(
+            f"prompts= is for {' and '.join(zero_shot.MODELS)}, which have a text tower; {kind} has none."
+        )
+    if prompts is None and zero_shots:
+        raise VitrailError(f'{kind} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"].')
+    return None if prompts is None else zero_shot.checked_prompts(prompts)
 
 
 def _check_kind(module: nn.Module, head: nn.Module) -> None:
@@ -171,6 +200,8 @@ def _own_logits(module: Any, images: Tensor, head: nn.Module | None, pool: str |
 
 
 def _adapter(module: nn.Module) -> ModuleType:
+    if isinstance(module, zero_shot.ZeroShot):
+        return zero_shot
     for adapter, is_own in (
         (timm, timm.is_timm),
         (torchvision, torchvision.is_torchvision),
@@ -236,6 +267,8 @@ def _preprocess(
     img_size: int | tuple[int, int] | None,
     processor: Any,
 ) -> Preprocess:
+    if isinstance(module, zero_shot.ZeroShot):
+        module = module.model
     requested = as_pair(img_size)
     size = requested or native
     if processor is not None:
@@ -274,7 +307,7 @@ def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path |
 
 def _output(view: View) -> Output:
     module: Any = view.module
-    if view.num_outputs == 1:
+    if view.num_outputs == 1 or (isinstance(module, zero_shot.ZeroShot) and module.bias is not None):
         return "sigmoid"
     if huggingface.is_huggingface(module):
         multi = getattr(module.config, "problem_type", None) == "multi_label_classification"
