@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
 from vitrail.core.operations import Walk
+from vitrail.core.parts import Architecture, mapped, tensors_of
 from vitrail.core.precision import lowered
 from vitrail.data.base import DataSet
 from vitrail.engine.modes import out_of_memory, own_modes
@@ -33,6 +33,7 @@ from vitrail.methods.vit_shapley import HEAD, Card, Explainer, efficient, nothin
 from vitrail.metrics.statistics import rank_correlation
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
+from vitrail.models.vit import ViT
 from vitrail.progress import counted
 
 SAVE_EVERY = 60.0  # seconds
@@ -103,8 +104,6 @@ def train_explainer(
         raise VitrailError(f"vit_shapley cannot explain {view.name}: it has no fixed tokens (hierarchical).")
     if math.prod(view.grid) < 2:
         raise VitrailError(f"{view.name} has a single patch: there is nothing to learn.")
-    if settings.surrogate_steps and view.dtype != view.precision:
-        raise VitrailError(f"a surrogate of {view.name} cannot be trained in {view.dtype}: load it with dtype=float32.")
     if len(data) < 2:
         raise VitrailError(f"{data.name} has {len(data)} images: training needs at least two, one of them held out.")
     check_writable(out)
@@ -187,11 +186,15 @@ class Training:
         view, explainer = self.view, self.explainer
         with torch.no_grad():
             streams = trace(view, images, keep=("x",), layers=[0, *explainer.card.layers])
-            tokens = streams["x"][0] if game.view is view else game.view.embed(images)
-            everything = view.probabilities(streams.logits if game.view is view else game.view.encode(tokens))
+            if game.view is view:
+                tokens, logits = streams["x"][0], streams.logits
+            else:
+                tokens = Walk(game.network).embed(images)
+                logits = Walk(game.network).encode(tokens)
+            full = view.probabilities(logits)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=images.device.type == "cuda"):
-            values = explainer(view, streams, everything)
-        values = efficient(values.float(), everything.float() - explainer.empty)
+            values = explainer(view, streams, full)
+        values = efficient(values.float(), full.float() - explainer.empty)
         errors, totals = [], []
         for size in shapley_sizes(self.patches, self.settings.subsets // (2 * GROUP), draw):
             order = torch.rand(GROUP, len(images), self.patches, generator=draw, device=draw.device).argsort(2)
@@ -231,21 +234,23 @@ class Training:
 
     def fit_surrogate(self) -> View:
         """A copy of the model that was fine-tuned to predict from some of the patches what the model does from all."""
-        surrogate = copy.deepcopy(self.view)
-        module = surrogate.module.requires_grad_(True)
+        assert isinstance(self.view, ViT)
+        network = Trainable(self.view)
+        surrogate = replace(self.view, describe=lambda: network.parts)
 
         def loss(images: Tensor, draw: torch.Generator) -> Tensor:
             with torch.no_grad():
                 expected = self.view.probabilities(self.view.logits(images))
             size = int(torch.randint(1, self.patches + 1, (), generator=draw, device=draw.device))
             keep = torch.rand(len(images), self.patches, generator=draw, device=draw.device).argsort(1)[:, :size]
-            logits = surrogate.encode(surrogate.embed(images), keep)
+            tokens = surrogate.present(Walk(network.parts).embed(images), keep)
+            logits = Walk(network.parts, keep=keep).encode(tokens)
             if self.view.output == "sigmoid":
                 return binary_cross_entropy_with_logits(surrogate.class_scores(logits), expected)
             return -(expected * self.view.log_probabilities(logits)).sum(1).mean()
 
-        self.descend("surrogate", module, loss, steps=self.settings.surrogate_steps, rate=self.settings.surrogate_rate)
-        module.requires_grad_(False)
+        self.descend("surrogate", network, loss, steps=self.settings.surrogate_steps, rate=self.settings.surrogate_rate)
+        network.requires_grad_(False)
         return surrogate
 
     def descend(
@@ -319,14 +324,32 @@ class Images(torch.utils.data.Dataset[Tensor]):
         return self.preprocessing(self.data.load(position).image)
 
 
+class Trainable(nn.Module):
+    """A copy of a network with weights that can be trained: those of a view are detached from its module."""
+
+    def __init__(self, view: View):
+        super().__init__()
+        network = read_parts(view)
+        assert network is not None
+        # Fused weights of q, k and v would be trained apart from the weights that they share memory with.
+        blocks = [replace(block, attention=replace(block.attention, together=None)) for block in network.blocks]
+        network = replace(network, blocks=tuple(blocks))
+        weights = {id(tensor) for tensor in tensors_of(network) if tensor.is_floating_point()}
+        self.parts: Architecture = mapped(
+            network, lambda tensor: nn.Parameter(tensor.clone()) if id(tensor) in weights else tensor
+        )
+        self.weights = nn.ParameterList(tensor for tensor in tensors_of(self.parts) if isinstance(tensor, nn.Parameter))
+
+
 class Game:
     """The game whose Shapley values are learned: the score of a network with some of the patches present."""
 
     def __init__(self, view: View):
         self.view, self.reduced = view, gains_from_bf16(view)
-        parts = read_parts(view)
-        assert parts is not None
-        self.parts = lowered(parts, torch.bfloat16) if self.reduced else parts
+        network = read_parts(view)
+        assert network is not None
+        self.network = network
+        self.parts = lowered(network, torch.bfloat16) if self.reduced else network
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, keep: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class VitShapley(TokenMethod):
         self.network = Explainer.read(path)
         self.network.card.check(self.model, path)
         # Another explainer gives other maps: stored results of the one before are computed again.
-        self.version = zlib.crc32(path.read_bytes())  # type: ignore[misc]
+        self.version = self.network.checksum()  # type: ignore[misc]
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
@@ -118,8 +118,8 @@ class Card:
         """From the metadata of a file."""
         values = json.loads(text)
         grid, layers = tuple(map(int, values["grid"])), tuple(map(int, values["layers"]))
-        if len(grid) != 2 or not layers or min(layers) < 0:
-            raise ValueError("no grid, or no layers")
+        if len(grid) != 2 or not layers or min(layers) < 0 or min(values["hidden"], values["blocks"]) < 1:
+            raise ValueError("impossible shapes")
         return cls(**{**values, "grid": grid, "layers": layers})
 
     def check(self, view: View, path: Path) -> None:
@@ -185,6 +185,13 @@ class Explainer(nn.Module):
                 f"the explainer was trained for other weights of {self.card.model} than those of {view.name}: its "
                 "values would be wrong. Train one for these weights with `vitrail train-explainer`."
             )
+
+    def checksum(self) -> int:
+        """Of its weights and its description; files are no help, as safetensors writes metadata in any order."""
+        digest = zlib.crc32(json.dumps(asdict(self.card), sort_keys=True).encode())
+        for tensor in self.state_dict().values():
+            digest = zlib.crc32(tensor.cpu().numpy().tobytes(), digest)
+        return digest
 
     def save(self, path: Path) -> None:
         """Writes a safetensors file, with the weights in half precision."""
