@@ -40,6 +40,7 @@ class VitShapley(TokenMethod):
 
     explainer: str | None = None
 
+    trained: ClassVar[bool] = True
     file_parameters: ClassVar[tuple[str, ...]] = ("explainer",)
     no_aggregation: ClassVar[str] = "its explainer reads several layers at once"
     output: ClassVar[str] = "probability"
