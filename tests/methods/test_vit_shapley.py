@@ -178,6 +178,15 @@ def test_embedded_explainers() -> None:
         vitrail.explain(scenes, picture, "vit_shapley")
 
 
+def test_randomised_models_are_not_explained() -> None:
+    rows = vitrail.evaluate(
+        "scenes", "scenes:1", "vit_shapley, gradient", "model_randomization(way=independent)", images=1
+    )
+    applies = rows.set_index("method")["value"].notna()
+    assert not applies["vit_shapley"]
+    assert applies["gradient"]
+
+
 def rewritten(path: Path, **tensors: Tensor | None) -> None:
     """Changes tensors of an explainer; None removes one."""
     card = literal.read(path)[0]
