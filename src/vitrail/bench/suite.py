@@ -47,7 +47,7 @@ def open_suite(name: str, folder: Path | None = None, methods: Iterable[str] = (
     content = tomllib.loads((files("vitrail.bench") / f"{name}.toml").read_text(encoding="utf-8"))
     if folder is not None and not folder.is_dir():
         raise VitrailError(f"--data '{folder}' is not a folder: {name} expects the folder with its data and models.")
-    calls = list(methods) or [*every_method(content["parameters"]), *content["more"]]
+    calls = list(methods) or [*every_method(content["parameters"]), *content.get("more", [])]
     return Suite([_pair(entry, content, calls, folder) for entry in content["pairs"]], content["reference"])
 
 
@@ -86,7 +86,8 @@ def _pair(entry: Mapping[str, Any], content: Mapping[str, Any], methods: Sequenc
     model = {name: placed(value) for name, value in entry["model"].items()}
     metrics = [call for group in entry["metrics"] for call in content["metrics"][group]]
     names = {split_call(call)[0] for call in metrics}
-    chosen = [call for call in methods if entry["name"] in content["only"].get(call_name(call), [entry["name"]])]
+    only = content.get("only", {})
+    chosen = [call for call in methods if entry["name"] in only.get(call_name(call), [entry["name"]])]
     if not chosen:
         return Pair(*about, missing=f"a model that {', '.join(methods)} can explain")
     plan = Plan(
