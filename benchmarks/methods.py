@@ -18,7 +18,7 @@ import torch
 from timing import seconds
 
 import vitrail
-from vitrail.methods.registry import build_method
+from vitrail.methods.registry import build_method, get_method
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -40,7 +40,7 @@ def main() -> None:
     images, target = torch.randn(options.batch, 3, *view.size), torch.arange(options.batch)
     print(f"{options.model}, batch {options.batch}, {torch.get_num_threads()} threads; cost in forward passes:")
     for name, info in vitrail.list_methods(options.methods).items():
-        if sum(info.cost) > MANY:
+        if sum(info.cost) > MANY or get_method(name).unsupported(view):
             continue
         method = build_method(name, view)
         repeats = 1 if sum(info.cost) > 10 else options.repeats

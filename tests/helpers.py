@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +24,13 @@ from vitrail.engine.scheduler import Scheduler
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.methods.masking import Subject, features_of
 from vitrail.methods.vit_cx import VitCx
+from vitrail.methods.vit_shapley import Card, Explainer
 from vitrail.models.view import View
 from vitrail.targets import Target
+from vitrail.training import Game
 
 DOUBLE = torch.float64
+FOLDER = tempfile.TemporaryDirectory()  # of explainers
 
 
 @functools.cache
@@ -83,9 +87,34 @@ def in_both_precisions(names: Iterable[str]) -> list[Any]:
 
 @functools.lru_cache(maxsize=1)
 def refusals() -> dict[tuple[str, str], str]:
-    """(method, family) → why the method refuses it; the family "hierarchical" stands for all of them."""
+    """(method, family) → why the method refuses it; "hierarchical" stands for all such families, "any" for the rest."""
     with (Path(__file__).parent / "methods" / "refusals.csv").open(encoding="utf-8") as file:
         return {(row["method"], row["family"]): row["reason"] for row in csv.DictReader(file)}
+
+
+def random_explainer(view: View, seed: int = 0, hidden: int = 64, blocks: int = 2) -> Explainer:
+    """An explainer of a model, with every parameter drawn."""
+    with torch.random.fork_rng(devices=[]):
+        explainer = Explainer(Card.of(view, hidden=hidden, blocks=blocks), view.num_outputs).to(torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in explainer.parameters():
+            scale = 1 / parameter.shape[1] ** 0.5 if parameter.ndim == 2 else 0.3
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+        logits = Game(view).nothing()
+        explainer.probe.copy_(logits[0])
+        explainer.empty.copy_(view.probabilities(logits)[0])
+    return explainer
+
+
+@functools.cache
+def required_parameters(method: str, view: View) -> dict[str, str]:
+    """The parameters without which a method refuses a model that it can explain."""
+    if method != "vit_shapley":
+        return {}
+    path = Path(FOLDER.name) / f"{id(view)}.safetensors"
+    random_explainer(view).save(path)
+    return {"explainer": str(path)}
 
 
 def batch(name: str, size: int = 3, dtype: torch.dtype = DOUBLE) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tests import families
 from tests.common import noise, small_budget
-from tests.helpers import assert_same_state, relative, state_of
+from tests.helpers import assert_same_state, relative, required_parameters, state_of
 from torch import Tensor
 
 import vitrail
@@ -223,7 +223,7 @@ def test_against_explains_the_difference(method: str, model: View, photo: Image.
 @pytest.mark.parametrize("method", families.few(sorted(vitrail.list_methods()), 6))
 def test_batches_equal_single_images(method: str, model: View) -> None:
     images = [noise(32, 32, seed) for seed in range(3)]
-    params = small_budget(method)
+    params = {**small_budget(method), **required_parameters(method, model)}
     batched = vitrail.explain(model, images, method, target=[4, 0, 2], **params)
     for image, target, ex in zip(images, [4, 0, 2], batched, strict=True):
         alone = vitrail.explain(model, image, method, target=target, **params)

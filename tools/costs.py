@@ -1,7 +1,7 @@
 """Measures the cost of methods: `python tools/costs.py [--again] [METHOD…]` writes `src/vitrail/report/costs.csv`.
 
-One photograph on the embedded model `photo`, on one CPU thread; without methods, all those of the leaderboard. Methods
-that are in the file are kept unless --again is given.
+One photograph on the embedded model `photo`, on one CPU thread; without methods, all those of the leaderboard that
+explain it. Methods that are in the file are kept unless --again is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from PIL import Image
 import vitrail
 from vitrail.bench.costs import measure_cost
 from vitrail.bench.suite import open_suite
-from vitrail.calls import split_list
+from vitrail.calls import split_call, split_list
+from vitrail.methods.registry import get_method
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "src" / "vitrail" / "report" / "costs.csv"
@@ -36,6 +37,9 @@ def main() -> None:
     known = read()
     for call in split_list(options.methods) or plan.methods:
         if options.again or call not in known:
+            if get_method(split_call(call)[0]).unsupported(view):
+                print(f"{call}: not measured, it cannot explain {view.name}", flush=True)
+                continue
             cost = measure_cost(call, view, image)
             numbers = f"{cost.forwards:.1f}", f"{cost.images_per_second:.3g}"
             known[call] = dict(

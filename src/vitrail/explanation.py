@@ -297,7 +297,8 @@ class Explanation:
         """
         if self.split is None:
             return None
-        output = str(self.params.get("output", "logit")) + (" difference" if self.against is not None else "")
+        output = self.params.get("output") or getattr(self._method_class(), "output", "logit")
+        output = f"{output} difference" if self.against is not None else output
         parts = [f"{name} {value:+.2f}" for name, value in self.split.items() if name != "score"]
         equals = "≈" if self.extras.get("completeness_gap", 0.0) > 0.01 else "="
         return f"{output} {self.split['score']:+.2f} {equals} {', '.join(parts)}".replace("-", "−")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,10 +19,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
 from vitrail.core.operations import Walk
+from vitrail.core.parts import Architecture, mapped, tensors_of
 from vitrail.core.precision import lowered
 from vitrail.data.base import DataSet
-from vitrail.engine.modes import own_modes
-from vitrail.engine.requests import Asking, Request, check_finite
+from vitrail.engine.modes import out_of_memory, own_modes
+from vitrail.engine.requests import Asking, Batch, Tokens, check_finite
 from vitrail.engine.scheduler import Scheduler, gains_from_bf16
 from vitrail.engine.trace import read_parts, trace
 from vitrail.errors import VitrailError
@@ -32,7 +33,7 @@ from vitrail.methods.vit_shapley import HEAD, Card, Explainer, efficient, nothin
 from vitrail.metrics.statistics import rank_correlation
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
-from vitrail.models.wrapping import wrap
+from vitrail.models.vit import ViT
 from vitrail.progress import counted
 
 SAVE_EVERY = 60.0  # seconds
@@ -59,12 +60,15 @@ class Settings:
         for name in ("steps", "batch", "subsets", "hidden", "blocks"):
             if getattr(self, name) < 1:
                 raise VitrailError(f"{name} must be at least 1, but got {getattr(self, name)}.")
-        if self.surrogate_steps < 0 or not self.rate > 0 or not self.surrogate_rate > 0:
-            raise VitrailError("surrogate steps must not be negative, and learning rates must be positive.")
+        if self.surrogate_steps < 0:
+            raise VitrailError(f"surrogate_steps must not be negative, but got {self.surrogate_steps}.")
+        for name in ("rate", "surrogate_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise VitrailError(f"{name} must be a positive number, but got {getattr(self, name)}.")
         if self.subsets % (2 * GROUP):
             raise VitrailError(f"subsets must be a multiple of {2 * GROUP}, but got {self.subsets}.")
         if self.hidden > HEAD and self.hidden % HEAD:
-            raise VitrailError(f"hidden must be a multiple of {HEAD}, or smaller, but got {self.hidden}.")
+            raise VitrailError(f"hidden must be at most {HEAD} or a multiple of it, but got {self.hidden}.")
 
 
 class Report(NamedTuple):
@@ -85,7 +89,7 @@ def train_explainer(
     workers: int = 0,
     watch: Callable[[int, float], None] = lambda step, r2: None,
 ) -> Report:
-    """Trains an explainer and writes it to ``out``; interrupted, it goes on from ``out.state``.
+    """Trains an explainer and writes it to ``out``; after an interruption, the same call resumes from ``out.state``.
 
     Args:
         view: the model, which does not change.
@@ -98,10 +102,27 @@ def train_explainer(
     settings = settings or Settings()
     if not view.has_tokens:
         raise VitrailError(f"vit_shapley cannot explain {view.name}: it has no fixed tokens (hierarchical).")
+    if math.prod(view.grid) < 2:
+        raise VitrailError(f"{view.name} has a single patch: there is nothing to learn.")
     if len(data) < 2:
-        raise VitrailError(f"{data.name} has {len(data)} images: training takes at least two, one to check with.")
-    with own_modes():
-        return Training(view, data, out, settings, workers=workers, watch=watch).run()
+        raise VitrailError(f"{data.name} has {len(data)} images: training needs at least two, one of them held out.")
+    check_writable(out)
+    try:
+        with own_modes(), torch.enable_grad():
+            return Training(view, data, out, settings, workers=workers, watch=watch).run()
+    except Exception as error:
+        if out_of_memory(error):
+            raise VitrailError(
+                "a training step does not fit in memory: use a smaller batch or fewer subsets."
+            ) from None
+        raise
+
+
+def check_writable(out: Path) -> None:
+    """Refuses a file that could not be written after hours of training."""
+    folder = next(parent for parent in out.absolute().parents if os.path.lexists(parent))
+    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise VitrailError(f"cannot write the explainer to {out}: expected a file name in a writable folder.")
 
 
 class Training:
@@ -118,18 +139,18 @@ class Training:
         watch: Callable[[int, float], None],
     ):
         self.view, self.out, self.settings, self.workers, self.watch = view, out, settings, workers, watch
-        self.data = f"{data.name} ({len(data)} images)"
+        self.data_name = f"{data.name} ({len(data)} images)"
         held_out = max(1, min(VALIDATION, len(data) // 10))
         self.images = Images(data, view.preprocessing)
         self.training, self.held_out = range(len(data) - held_out), range(len(data) - held_out, len(data))
         self.state = State(
-            out.with_name(out.name + ".state"), json.dumps([view.fingerprint(), len(data), asdict(settings)])
+            out.with_name(out.name + ".state"), json.dumps([view.fingerprint(), self.data_name, asdict(settings)])
         )
         self.patches = math.prod(view.grid)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
+            torch.default_generator.manual_seed(settings.seed)  # torch.manual_seed would seed those of GPUs, too
             card = Card.of(view, hidden=settings.hidden, blocks=settings.blocks)
-            self.explainer = Explainer(card, view.num_outputs).to(view.device)
+            self.explainer = Explainer(card, view.num_outputs).to(view.device, torch.float32)
         nn.init.zeros_(self.explainer.head.weight)  # the first values are equal shares
         nn.init.zeros_(self.explainer.head.bias)
 
@@ -149,33 +170,37 @@ class Training:
         )
         report = self.report(game)
         self.explainer.card = replace(
-            self.explainer.card, training={"data": self.data, **asdict(self.settings), **report._asdict()}
+            self.explainer.card, training={"data": self.data_name, **asdict(self.settings), **report._asdict()}
         )
         self.explainer.save(self.out)
         self.state.path.unlink(missing_ok=True)
         return report
 
     def errors(self, game: Game, images: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The squared error of the scores of subsets that the values predict (eq. 5), and the variance of the scores.
+        """The variance of the errors with which the values predict the scores of subsets, and that of the scores.
 
-        Both are of subsets of one size: as the values add up to a fixed total, the mean error of all subsets of a size
-        does not depend on them, and without it the gradients are the same but for much of their noise.
+        Both are among subsets of one size. The values add up to a fixed total, so the mean error of all subsets of a
+        size does not depend on them: the squared error of eq. 5 is this variance and a constant, whose estimate would
+        only add noise to the gradients.
         """
         view, explainer = self.view, self.explainer
         with torch.no_grad():
             streams = trace(view, images, keep=("x",), layers=[0, *explainer.card.layers])
-            tokens = streams["x"][0] if game.view is view else game.view.embed(images)
-            everything = view.probabilities(streams.logits if game.view is view else game.view.encode(tokens))
+            if game.view is view:
+                tokens, logits = streams["x"][0], streams.logits
+            else:
+                tokens = Walk(game.network).embed(images)
+                logits = Walk(game.network).encode(tokens)
+            full = view.probabilities(logits)
         with torch.autocast(images.device.type, torch.bfloat16, enabled=images.device.type == "cuda"):
-            values = explainer(view, streams, everything)
-        values = efficient(values.float(), everything.float() - explainer.empty)
+            values = explainer(view, streams, full)
+        values = efficient(values.float(), full.float() - explainer.empty)
         errors, totals = [], []
         for size in shapley_sizes(self.patches, self.settings.subsets // (2 * GROUP), draw):
             order = torch.rand(GROUP, len(images), self.patches, generator=draw, device=draw.device).argsort(2)
             for keep in (order[..., :size], order[..., size:]):
-                scores = (
-                    view.probabilities(game.encode(tokens, keep).flatten(0, 1)).float().unflatten(0, keep.shape[:2])
-                )
+                logits = game.encode(tokens, keep)
+                scores = view.probabilities(logits.flatten(0, 1)).float().unflatten(0, keep.shape[:2])  # (G, B, K)
                 present = torch.zeros_like(order, dtype=values.dtype).scatter_(2, keep, 1.0)
                 predicted = torch.einsum("gbn,bnk->gbk", present, values)
                 errors.append((scores - predicted).var(0).sum(1).mean())
@@ -190,15 +215,13 @@ class Training:
         batches = [
             self.held_out[i : i + self.settings.batch] for i in range(0, len(self.held_out), self.settings.batch)
         ]
-        errors = [self.errors(game, images.to(self.view.device), draw) for images in self.loader(batches)]
+        errors = [self.errors(game, images, draw) for images in self.load(batches)]
         squares, totals = (sum(float(part) for part in parts) for parts in zip(*errors, strict=True))
         return 1 - squares / max(totals, 1e-12)
 
     def report(self, game: Game) -> Report:
         """Against sampled Shapley values of the predicted class."""
-        images = torch.stack([self.images[i] for i in self.held_out[:CHECKED]]).to(
-            self.view.device, self.view.precision
-        )
+        (images,) = self.load([self.held_out[:CHECKED]])
         classes = self.view.class_scores(self.view.logits(images)).argmax(1)
         sampled = Shapley(game.view, permutations=PERMUTATIONS).attribute(images, classes)
         with torch.no_grad():
@@ -211,21 +234,23 @@ class Training:
 
     def fit_surrogate(self) -> View:
         """A copy of the model that was fine-tuned to predict from some of the patches what the model does from all."""
-        module = copy.deepcopy(self.view.module).requires_grad_(True)
-        surrogate = wrap(module, output=self.view.output, name=self.view.name)
+        assert isinstance(self.view, ViT)
+        network = Trainable(self.view)
+        surrogate = replace(self.view, describe=lambda: network.parts)
 
         def loss(images: Tensor, draw: torch.Generator) -> Tensor:
             with torch.no_grad():
                 expected = self.view.probabilities(self.view.logits(images))
             size = int(torch.randint(1, self.patches + 1, (), generator=draw, device=draw.device))
             keep = torch.rand(len(images), self.patches, generator=draw, device=draw.device).argsort(1)[:, :size]
-            logits = surrogate.encode(surrogate.embed(images), keep)
+            tokens = surrogate.present(Walk(network.parts).embed(images), keep)
+            logits = Walk(network.parts, keep=keep).encode(tokens)
             if self.view.output == "sigmoid":
                 return binary_cross_entropy_with_logits(surrogate.class_scores(logits), expected)
             return -(expected * self.view.log_probabilities(logits)).sum(1).mean()
 
-        self.descend("surrogate", module, loss, steps=self.settings.surrogate_steps, rate=self.settings.surrogate_rate)
-        module.requires_grad_(False)
+        self.descend("surrogate", network, loss, steps=self.settings.surrogate_steps, rate=self.settings.surrogate_rate)
+        network.requires_grad_(False)
         return surrogate
 
     def descend(
@@ -238,25 +263,27 @@ class Training:
         rate: float,
         check: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """AdamW with a warm-up and a cosine, from where the state file ends; Ctrl-C saves first."""
+        """AdamW with a warm-up and a cosine, resumed from the state file; what an interrupt ends is saved first."""
         optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.01, betas=(0.9, 0.99))
         step = self.state.resume(stage, network, optimizer)
-        seed, saved = self.settings.seed, time.monotonic()
+        seed, saved, between_steps = self.settings.seed, time.monotonic(), True
         batches = list(islice(shuffled(self.training, self.settings.batch, seed), steps))[step:]
         with counted(steps, stage, "step") as bar:
             bar.update(step)
             try:
-                for images in self.loader(batches):
+                for images in self.load(batches):
                     for group in optimizer.param_groups:
                         group["lr"] = rate * schedule(step / steps)
                     network.train(network is self.explainer)
                     draw = torch.Generator(self.view.device).manual_seed(seed * 1_000_003 + step)
-                    error = loss(images.to(self.view.device, self.view.precision), draw)
+                    error = loss(images, draw)
                     optimizer.zero_grad()
                     error.backward()
                     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                    between_steps = False
                     optimizer.step()
                     step += 1
+                    between_steps = True
                     bar.update()
                     if step % max(1, steps // 20) == 0:
                         check(step)
@@ -264,15 +291,27 @@ class Training:
                         self.state.save(stage, step, network, optimizer)
                         saved = time.monotonic()
             except KeyboardInterrupt:
-                self.state.save(stage, step, network, optimizer)
+                if between_steps:  # otherwise only some of the weights may have made the step
+                    self.state.save(stage, step, network, optimizer)
                 raise
         network.eval()
         if batches:
             self.state.save(stage, step, network, optimizer)
 
-    def loader(self, batches: Sequence[Sequence[int]]) -> DataLoader[Tensor]:
-        on_gpu = self.view.device.type == "cuda"
-        return DataLoader(self.images, batch_sampler=batches, num_workers=self.workers, pin_memory=on_gpu)  # type: ignore[arg-type]
+    def load(self, batches: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+        """The images at some positions, batch by batch, as the model takes them."""
+        loader: DataLoader[Tensor] = DataLoader(
+            self.images,
+            batch_sampler=batches,  # type: ignore[arg-type]
+            num_workers=self.workers,
+            pin_memory=self.view.device.type == "cuda",
+            generator=torch.Generator(),  # it would draw from the global one
+        )
+        try:
+            for images in loader:
+                yield images.to(self.view.device, self.view.precision)
+        except VitrailError as error:  # that of a process has its traceback before the message
+            raise VitrailError(str(error).rpartition("VitrailError: ")[2].strip()) from None
 
 
 class Images(torch.utils.data.Dataset[Tensor]):
@@ -285,14 +324,32 @@ class Images(torch.utils.data.Dataset[Tensor]):
         return self.preprocessing(self.data.load(position).image)
 
 
+class Trainable(nn.Module):
+    """A copy of a network with weights that can be trained: those of a view are detached from its module."""
+
+    def __init__(self, view: View):
+        super().__init__()
+        network = read_parts(view)
+        assert network is not None
+        # Fused weights of q, k and v would be trained apart from the weights that they share memory with.
+        blocks = [replace(block, attention=replace(block.attention, together=None)) for block in network.blocks]
+        network = replace(network, blocks=tuple(blocks))
+        weights = {id(tensor) for tensor in tensors_of(network) if tensor.is_floating_point()}
+        self.parts: Architecture = mapped(
+            network, lambda tensor: nn.Parameter(tensor.clone()) if id(tensor) in weights else tensor
+        )
+        self.weights = nn.ParameterList(tensor for tensor in tensors_of(self.parts) if isinstance(tensor, nn.Parameter))
+
+
 class Game:
     """The game whose Shapley values are learned: the score of a network with some of the patches present."""
 
     def __init__(self, view: View):
         self.view, self.reduced = view, gains_from_bf16(view)
-        parts = read_parts(view)
-        assert parts is not None
-        self.parts = lowered(parts, torch.bfloat16) if self.reduced else parts
+        network = read_parts(view)
+        assert network is not None
+        self.network = network
+        self.parts = lowered(network, torch.bfloat16) if self.reduced else network
 
     @torch.no_grad()
     def encode(self, tokens: Tensor, keep: Tensor) -> Tensor:
@@ -306,37 +363,42 @@ class Game:
     def nothing(self) -> Tensor:
         """The logits (1, C) with no patch present."""
         view = self.view
-        blank = torch.zeros(1, 3, *view.size, device=view.device, dtype=view.dtype)
-        (logits,) = Scheduler().run([_asked(nothing_present(view, view.embed(blank), blank))])
+        blank = torch.zeros(1, 3, *view.size, device=view.device, dtype=view.precision)
+
+        def ask() -> Asking[Tensor]:
+            tokens = yield Tokens(Batch(view, blank))
+            return (yield nothing_present(view, tokens, blank))
+
+        (logits,) = Scheduler().run([ask()])
         check_finite(view, logits)
         return logits
 
 
-def _asked(request: Request) -> Asking[Tensor]:
-    return (yield request)
-
-
 @dataclass(frozen=True)
 class State:
-    """The file that an interrupted training goes on from."""
+    """The file that an interrupted training resumes from."""
 
     path: Path
-    settings: str  # of the training: another one does not go on from this file
+    settings: str  # of the training: another one does not resume from this file
 
     def save(self, stage: str, step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if not all(parameter.isfinite().all() for parameter in network.parameters()):
+            raise VitrailError(f"the training of the {stage} has diverged after {step} steps: use a smaller rate.")
         content = {"settings": self.settings, "surrogate": self._read().get("surrogate")}
         content[stage] = {"step": step, "network": network.state_dict(), "optimizer": optimizer.state_dict()}
         save_atomically(self.path, lambda file: torch.save(content, file))
 
     def resume(self, stage: str, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Restores a stage; the step to go on with, 0 where there is nothing to restore."""
+        """Restores a stage; returns the number of steps it has made, 0 where there is nothing to restore."""
         saved = self._read().get(stage)
         if saved is None:
             return 0
-        network.load_state_dict(saved["network"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step: int = saved["step"]
-        return step
+        try:
+            network.load_state_dict(saved["network"])
+            optimizer.load_state_dict(saved["optimizer"])
+            return int(saved["step"])
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
+            raise self._damaged() from None
 
     def _read(self) -> dict[str, Any]:
         if not self.path.exists():
@@ -345,13 +407,16 @@ class State:
             content = torch.load(self.path, map_location="cpu", weights_only=True)
             settings = content["settings"]
         except Exception:  # a damaged file makes the unpickler raise almost anything
-            raise VitrailError(f"{self.path} is damaged: delete it to train from the start.") from None
+            raise self._damaged() from None
         if settings != self.settings:
             raise VitrailError(
-                f"{self.path} belongs to a training with another model, data set or other settings: repeat that "
-                "command to finish it, delete the file, or choose another --out."
+                f"{self.path} belongs to a training with another model, other data or other settings: repeat that one "
+                "to finish it, delete the file, or write to another file."
             )
         return content
+
+    def _damaged(self) -> VitrailError:
+        return VitrailError(f"{self.path} is damaged: delete it to train from the start.")
 
 
 def shapley_sizes(patches: int, count: int, draw: torch.Generator) -> list[int]:

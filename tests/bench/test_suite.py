@@ -266,3 +266,10 @@ def small_suite(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     monkeypatch.setattr(suites, "files", lambda package: folder)
     monkeypatch.setattr(costs, "REPEATS", 1)
     monkeypatch.setattr(costs, "REFERENCE_RUNS", 1)
+
+
+def test_methods_that_only_some_models_have_are_left_out_elsewhere() -> None:
+    pairs = {pair.name: pair for pair in open_suite("leaderboard", None, ["vit_shapley", "random"]).pairs}
+    assert pairs["scenes"].plan is not None
+    assert pairs["scenes"].plan.methods == ("vit_shapley", "random")
+    assert all(pair.plan.methods == ("random",) for name, pair in pairs.items() if name != "scenes" and pair.plan)

@@ -9,7 +9,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL, few, randomize
-from tests.helpers import DOUBLE, answered, batch, in_both_precisions, relative, traced, viewed
+from tests.helpers import DOUBLE, answered, batch, in_both_precisions, relative, required_parameters, traced, viewed
 from tests.oracles import cams
 from tests.oracles import gradients as literal
 
@@ -244,7 +244,8 @@ def test_zero_gradients_give_a_defined_map(name: str) -> None:
     quick = {
         key: fewest for key in ("steps", "samples", "masks", "permutations") if key in get_method(name).info.params
     }
-    computed = build_method(name, view, **quick).attribute(batch("timm_vit"), TARGET)
+    method = build_method(name, view, **quick, **required_parameters(name, view))
+    computed = method.attribute(batch("timm_vit"), TARGET)
     assert computed.isfinite().all()
     if get_method(name).info.class_specific and get_method(name).info.family not in ("mask", "control"):
         assert computed.abs().max() < 1e-12

@@ -8,7 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.families import FAMILIES, HIERARCHICAL, few
-from tests.helpers import DOUBLE, batch, close, crossed, in_both_precisions, refusals, relative, viewed
+from tests.helpers import (
+    DOUBLE,
+    batch,
+    close,
+    crossed,
+    in_both_precisions,
+    refusals,
+    relative,
+    required_parameters,
+    viewed,
+)
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout
 from tests.oracles.decompx import decompose
 
@@ -119,7 +129,8 @@ def test_attention_is_the_same_for_every_class_and_decompx_is_not() -> None:
     _, _, view = viewed("timm_vit")
     images = batch("timm_vit", 1)
     for name, info in list_methods().items():
-        method = build_method(name, view, **{key: value for key, value in QUICK.items() if key in info.params})
+        quick = {key: value for key, value in QUICK.items() if key in info.params}
+        method = build_method(name, view, **quick, **required_parameters(name, view))
         same = torch.equal(method.attribute(images, 0), method.attribute(images, 1))
         assert same == (not info.class_specific), name
 
@@ -156,7 +167,7 @@ def test_probability_output_is_not_a_rescaled_logit() -> None:
 
 def refusal(method: str, name: str) -> str | None:
     """Why a method refuses a family, by tests/methods/refusals.csv."""
-    kind = "hierarchical" if name in HIERARCHICAL else name
+    kind = "hierarchical" if name in HIERARCHICAL else "any"
     return refusals().get((method, kind)) or refusals().get((method, name))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.families import FAMILIES, HIERARCHICAL
-from tests.helpers import MODES, assert_same_state, batch, crossed, relative, state_of, viewed
+from tests.helpers import MODES, assert_same_state, batch, crossed, relative, required_parameters, state_of, viewed
 from torch import Tensor
 
 import vitrail
@@ -36,7 +36,7 @@ def built(call: str, view: View) -> Any:
     quick = {
         key: fewest for key in ("steps", "samples", "masks", "permutations") if key in get_method(name).info.params
     }
-    return build_method(name, view, **{**quick, **params})
+    return build_method(name, view, **{**quick, **required_parameters(name, view), **params})
 
 
 @pytest.fixture(autouse=True)

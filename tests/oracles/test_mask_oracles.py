@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.families import FAMILIES, Family, build, expected_logits, images
-from tests.oracles import atman, hsic, occlusion, pami, posterior, rise, score_cam, shapley, tis, vit_cx
+from tests.oracles import atman, hsic, occlusion, pami, posterior, rise, score_cam, shapley, tis, vit_cx, vit_shapley
 from tests.oracles.attention import softmax
 from tests.oracles.masked_forward import masked_logits
 from tests.oracles.recipe import describe
@@ -423,3 +423,26 @@ def test_posterior_smooths_without_changing_the_sum() -> None:
     assert (S.diagonal() == S.max(dim=0).values).all()
     close(posterior.smoother(12, 4, 0.0), torch.eye(12, dtype=DTYPE))
     assert posterior.squared_distance(0, 11, 4) == 2**2 + 3**2
+
+
+def test_the_block_of_an_explainer_is_that_of_torch() -> None:
+    block = nn.TransformerEncoderLayer(64, 2, 96, 0.0, "gelu", batch_first=True, norm_first=True, dtype=DTYPE)
+    tensors = {
+        f"b.{name}": randn(*tensor.shape, seed=i) / 4 for i, (name, tensor) in enumerate(block.state_dict().items())
+    }
+    block.load_state_dict({name.removeprefix("b."): tensor for name, tensor in tensors.items()})
+    x = randn(2, 7, 64)
+    close(vit_shapley.run_block(tensors, "b", x), block(x).detach())
+
+
+def test_directions_of_classes() -> None:
+    weight = randn(4, 6)
+    rows = vit_shapley.directions([weight, weight + 1])
+    close(rows.norm(dim=1), 1.0)
+    close(rows, vit_shapley.directions([3 * weight + randn(6)]))
+    single = vit_shapley.directions([weight[:1]])
+    close(single[0], -single[1])
+    close(single[1] * weight[0].norm(), weight[0])
+    logits = randn(3, 1)
+    close(vit_shapley.probabilities(logits, "softmax").sum(dim=1), 1.0)
+    close(vit_shapley.probabilities(randn(3, 4), "softmax"), softmax(randn(3, 4)))

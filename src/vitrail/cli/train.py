@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail.cli import options
-from vitrail.errors import VitrailError
 
 
 @options.grouped(load_options=options.MODEL)
@@ -19,39 +18,47 @@ def train_explainer(
     *,
     model: options.ModelName = None,
     data: Annotated[
-        str, typer.Option(help="Images like those to be explained: a folder, scenes:20000, imagenet:DIR, …")
+        str, typer.Option(help="Images like those to explain, without labels: a folder, scenes:20000, imagenet:DIR, …")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="Explainer to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="File to write the explainer to.")],
     images: Annotated[int | None, typer.Option(min=2, help="Number of images to sample; default: all.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 5000,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 64,
-    subsets: Annotated[int, typer.Option(min=16, help="Subsets of the patches scored per image and step.")] = 32,
+    subsets: Annotated[
+        int, typer.Option(min=16, help="Subsets of patches scored per image and step; a multiple of 16.")
+    ] = 32,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    hidden: Annotated[int, typer.Option(min=1, help="Channels of the explainer.")] = 160,
+    hidden: Annotated[
+        int, typer.Option(min=1, help="Channels of the explainer; at most 32 or a multiple of 32.")
+    ] = 160,
     blocks: Annotated[int, typer.Option(min=1, help="Transformer blocks of the explainer.")] = 2,
     surrogate_steps: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Steps in which a copy of the model first learns to predict from some of the patches; for models that "
-            "were never trained with patches missing.",
+            help="Steps that first fine-tune a copy of the model to predict from some of the patches; for models that "
+            "were not trained with missing patches.",
         ),
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the training.")] = 0,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images; default: by CPU.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights, the order of images and the subsets.")] = 0,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that load images; default: CPU cores minus one, at most 8."),
+    ] = None,
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
 ) -> None:
-    """Train an explainer that predicts Shapley values in one forward pass; the same command resumes."""
+    """Train the explainer of a model for vit_shapley, which then predicts Shapley values in one forward pass.
+
+    An interrupted training is resumed by the same command.
+    """
     from vitrail.data.names import open_data
     from vitrail.models.loading import load
     from vitrail.plugins import load_plugins
-    from vitrail.training import Settings, train_explainer
+    from vitrail.training import Settings, check_writable, train_explainer
 
-    existing = next(folder for folder in out.absolute().parents if folder.exists())
-    if out.is_dir() or not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise VitrailError(f"cannot write --out {out}: expected a file name in a writable folder.")
+    check_writable(out)
     settings = Settings(
         steps=steps,
         batch=batch_size,

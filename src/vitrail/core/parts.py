@@ -6,7 +6,7 @@ Tensors are detached views of the live parameters: no graph ever reaches the mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -162,10 +162,15 @@ def tensors_of(part: Any) -> Iterator[Tensor]:
 
 def converted(part: Any, dtype: torch.dtype) -> Any:
     """A copy of a part with all its numbers in another precision."""
+    return mapped(part, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def mapped(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of a part with ``change`` applied to all its tensors."""
     if isinstance(part, Tensor):
-        return part.to(dtype) if part.is_floating_point() else part
+        return change(part)
     if isinstance(part, tuple):
-        return tuple(converted(item, dtype) for item in part)
+        return tuple(mapped(item, change) for item in part)
     if is_dataclass(part) and not isinstance(part, type):
-        return replace(part, **{entry.name: converted(getattr(part, entry.name), dtype) for entry in fields(part)})
+        return replace(part, **{entry.name: mapped(getattr(part, entry.name), change) for entry in fields(part)})
     return part

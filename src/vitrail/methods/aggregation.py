@@ -41,6 +41,10 @@ class Aggregation:
     def version(self) -> int:
         return self.base.version if self.base.aggregated_version is None else self.base.aggregated_version
 
+    @property
+    def file_parameters(self) -> tuple[str, ...]:
+        return self.base.file_parameters
+
     def parameters(self) -> dict[str, Any]:
         """Those of the base, but for its own choice of a layer, and ``start_layer``."""
         inherited = self.base.parameters()

@@ -56,6 +56,7 @@ class MethodFactory(Protocol):
 
     info: MethodInfo
     version: int
+    file_parameters: tuple[str, ...]
 
     def parameters(self) -> dict[str, Any]:
         """The parameters and their defaults."""
@@ -98,6 +99,8 @@ class Method(Named):
     info: ClassVar[MethodInfo]
     version: ClassVar[int] = 1  # raised when its maps change: stored results of an older one are computed again
     multiplies_by_inputs: ClassVar[bool] = True  # captum's contract
+    trained: ClassVar[bool] = False  # for the weights of a model: it cannot explain a copy with other weights
+    file_parameters: ClassVar[tuple[str, ...]] = ()  # parameters that name files, which a server takes from no visitor
     aggregations: ClassVar[tuple[str, ...]] = ()
     no_aggregation: ClassVar[str] = "it has no scores of layers, which a subclass of Layerwise has"
 

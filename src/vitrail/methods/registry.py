@@ -219,6 +219,7 @@ class FunctionFactory:
     """A function of a user under its name in the registry."""
 
     version = 1
+    file_parameters: tuple[str, ...] = ()
 
     def __init__(self, function: Callable[..., Tensor], info: MethodInfo) -> None:
         self.function, self.info, self.__module__ = function, info, function.__module__

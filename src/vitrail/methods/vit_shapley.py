@@ -40,22 +40,26 @@ class VitShapley(TokenMethod):
 
     explainer: str | None = None
 
-    # Files are read only for whoever may read files: visitors of a server may not.
+    trained: ClassVar[bool] = True
     file_parameters: ClassVar[tuple[str, ...]] = ("explainer",)
+    no_aggregation: ClassVar[str] = "its explainer reads several layers at once"
+    output: ClassVar[str] = "probability"
 
     def __post_init__(self) -> None:
         check_parameters(type(self), {**self.params, "shape": self.shape})
         reason = self.unsupported(self.model) if self.explainer is None else super().unsupported(self.model)
         refuse_unsupported(self.info.name, reason, self.model)
         path = embedded_explainer(self.model) if self.explainer is None else Path(self.explainer).expanduser()
+        assert path is not None
         self.network = Explainer.read(path)
         self.network.card.check(self.model, path)
-        self.version = zlib.crc32(path.read_bytes())  # type: ignore[misc]  # a file that was written anew is another method
+        # Another explainer gives other maps: stored results of the one before are computed again.
+        self.version = self.network.checksum()  # type: ignore[misc]
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
         reason = super().unsupported(model)
-        if reason or embedded_explainer(model).is_file():
+        if reason or embedded_explainer(model):
             return reason
         return "it needs an explainer of this model, which `vitrail train-explainer` makes: give it with explainer="
 
@@ -64,27 +68,18 @@ class VitShapley(TokenMethod):
 
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
         (trace,) = yield [Traced(batch, target, spec) for spec in self.needs()]
-        (nothing,) = yield [nothing_present(self.model, trace["x"][0], batch.images)]
         check_finite(self.model, trace.logits)
-        self.network.check_model(self.model, nothing)
+        self.network.check_weights(self.model, (yield nothing_present(self.model, trace["x"][0], batch.images)))
         target = target.resolved(self.model, trace.logits)
-        explainer = self.network.to(trace.logits)
+        network = self.network.to(trace.logits)
         with torch.no_grad():
-            everything, nothing = self.model.probabilities(trace.logits), explainer.empty[None]
-            values = efficient(explainer(self.model, trace, everything), everything - nothing)  # (B, N, K)
-
-        def chosen(scores: Tensor) -> Tensor:
-            """Of the explained class, minus that of the class it is opposed to: (B, …, C) → (B, …)."""
-            classes = (target.index, target.against)
-            index = [None if c is None else c.to(scores.device).view(-1, *[1] * (scores.ndim - 1)) for c in classes]
-            picked = [scores.take_along_dim(i, -1)[..., 0] for i in index if i is not None]
-            return picked[0] - picked[1] if len(picked) == 2 else picked[0]
-
-        patches = chosen(values)
+            full, empty = self.model.probabilities(trace.logits), network.empty.expand(len(batch), -1)  # (B, K)
+            values = efficient(network(self.model, trace, full), full - empty)  # (B, N, K)
+        patches = of_class(values, target)
         extras = {
-            "score": chosen(everything),
+            "score": of_class(full, target),
             "score_patches": patches.sum(1),
-            "score_baseline": chosen(nothing.expand_as(everything)),
+            "score_baseline": of_class(empty, target),
         }
         return Attribution(patches.unflatten(1, self.model.grid), extras)
 
@@ -98,7 +93,7 @@ class Card:
     classes: int
     width: int  # channels of the model
     directions: int  # channels that its head reads
-    layers: tuple[int, ...]  # whose streams it reads, 0 = the embedded tokens
+    layers: tuple[int, ...]  # whose streams it reads: 0 = the embedded tokens; the last one always
     hidden: int  # channels of its own
     blocks: int
     training: dict[str, Any] = field(default_factory=dict)
@@ -123,16 +118,19 @@ class Card:
     def parse(cls, text: str) -> Card:
         """From the metadata of a file."""
         values = json.loads(text)
-        return cls(**{**values, "grid": tuple(values["grid"]), "layers": tuple(values["layers"])})
+        grid, layers = tuple(map(int, values["grid"])), tuple(map(int, values["layers"]))
+        if len(grid) != 2 or not layers or min(layers) < 0 or min(values["hidden"], values["blocks"]) < 1:
+            raise ValueError("impossible shapes")
+        return cls(**{**values, "grid": grid, "layers": layers})
 
     def check(self, view: View, path: Path) -> None:
         """Refuses a model of other shapes."""
-        theirs = (self.grid, self.classes, self.width)
-        expected = (view.grid, view.num_classes, view.width)
-        if theirs != expected or max(self.layers) > view.num_layers:
+        trained = _shapes(self.grid, self.classes, self.width, max(self.layers), self.directions)
+        shapes = _shapes(view.grid, view.num_classes, view.width, view.num_layers, class_directions(view).shape[1])
+        if trained != shapes:
             raise VitrailError(
-                f"the explainer {path} was trained for {self.model} ({_shapes(*theirs)}), not for {view.name} "
-                f"({_shapes(*expected)}): train one with `vitrail train-explainer`."
+                f"the explainer {path} was trained for {self.model} ({trained}), not for {view.name} ({shapes}): train "
+                "one with `vitrail train-explainer`."
             )
 
 
@@ -171,28 +169,37 @@ class Explainer(nn.Module):
         What the blocks make of a patch is compared with the directions of the classes in the model's own head, so that
         what is learned of one class serves all. Classes of small probability have small values.
         """
-        streams = [trace["x"][layer] for layer in self.card.layers]
+        streams = [trace["x"][layer].to(self.head.weight.dtype) for layer in self.card.layers]
         x = torch.stack([part(stream) for part, stream in zip(self.inputs, streams, strict=True)]).sum(0)
         for block in self.blocks:
             x = block(x)
-        toward = self.head(self.norm(x[:, trace.num_prefix :])) @ class_directions(view).to(x.dtype).T
-        values: Tensor = toward * probabilities.sqrt()[:, None]
+        vectors = self.head(self.norm(x[:, trace.num_prefix :]))  # (B, N, d)
+        values: Tensor = vectors @ class_directions(view).to(vectors.dtype).T * probabilities.sqrt()[:, None]
         return values / values.shape[1]  # so that the size of what is learned does not depend on the number of patches
 
-    def check_model(self, view: View, nothing: Tensor) -> None:
+    def check_weights(self, view: View, logits: Tensor) -> None:
         """Refuses a model whose logits (1, C) with no patch present are not those it was trained with."""
-        probe = self.probe.to(nothing)
-        if not torch.allclose(nothing[0], probe, rtol=0, atol=TOLERANCE * max(1.0, float(probe.abs().max()))):
+        probe = self.probe.to(logits)
+        tolerance = TOLERANCE * max(1.0, float(probe.abs().max()))
+        if probe.shape != logits.shape[1:] or not torch.allclose(logits[0], probe, rtol=0, atol=tolerance):
             raise VitrailError(
                 f"the explainer was trained for other weights of {self.card.model} than those of {view.name}: its "
                 "values would be wrong. Train one for these weights with `vitrail train-explainer`."
             )
 
+    def checksum(self) -> int:
+        """Of its weights and its description; files are no help, as safetensors writes metadata in any order."""
+        digest = zlib.crc32(json.dumps(asdict(self.card), sort_keys=True).encode())
+        for tensor in self.state_dict().values():
+            digest = zlib.crc32(tensor.cpu().numpy().tobytes(), digest)
+        return digest
+
     def save(self, path: Path) -> None:
-        """Writes a safetensors file in half precision."""
+        """Writes a safetensors file, with the weights in half precision."""
         from safetensors.torch import save
 
-        tensors = {name: tensor.half().contiguous().cpu() for name, tensor in self.state_dict().items()}
+        weights = {name: parameter.detach().half() for name, parameter in self.named_parameters()}
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in [*weights.items(), *self.named_buffers()]}
         content = save(tensors, metadata={"format": FORMAT, "card": json.dumps(asdict(self.card))})
         save_atomically(path, lambda file: file.write(content))
 
@@ -215,8 +222,10 @@ class Explainer(nn.Module):
             with torch.device("meta"):
                 explainer = cls(Card.parse(metadata["card"]), len(tensors["probe"]))
             explainer.load_state_dict(tensors, assign=True)
-        except (KeyError, TypeError, ValueError, RuntimeError, AssertionError) as error:
-            raise VitrailError(f"the explainer {path} is damaged: {str(error).splitlines()[0]}") from None
+        except (KeyError, TypeError, ValueError, RuntimeError, AssertionError, ZeroDivisionError):
+            raise VitrailError(
+                f"the explainer {path} is damaged: its tensors are not those that its description promises."
+            ) from None
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise VitrailError(f"the explainer {path} holds NaN or infinite values.")
         return explainer.eval().requires_grad_(False)
@@ -224,14 +233,27 @@ class Explainer(nn.Module):
 
 def class_directions(view: View) -> Tensor:
     """(K, d): how the logits of the classes grow with what the head reads, of length 1 each, the mean aside."""
-    weight = torch.stack([linear.weight.detach() for linear in view.architecture().head.linears]).mean(0)
+    linears = view.architecture().head.linears
+    weight = torch.stack([linear.weight.detach().to(view.precision) for linear in linears]).mean(0)
     weight = torch.cat([-weight, weight]) if len(weight) == 1 else weight - weight.mean(0)
     return nn.functional.normalize(weight, dim=1)
 
 
 def efficient(values: Tensor, total: Tensor) -> Tensor:
-    """The values (B, N, C) nearest to these that add up to ``total`` (B, C): eq. 7 of the paper."""
+    """The values (B, N, K) nearest to these that add up to ``total`` (B, K): additive efficient normalisation."""
     return values + (total - values.sum(1))[:, None] / values.shape[1]
+
+
+def of_class(values: Tensor, target: Target) -> Tensor:
+    """(B, …, K) → (B, …): the values of the explained class, minus those of the class it is opposed to."""
+
+    def column(classes: Tensor) -> Tensor:
+        index = classes.to(values.device).view(-1, *[1] * (values.ndim - 1))
+        return values.take_along_dim(index, -1)[..., 0]
+
+    assert target.index is not None
+    explained = column(target.index)
+    return explained if target.against is None else explained - column(target.against)
 
 
 def nothing_present(view: View, tokens: Tensor, images: Tensor) -> Request:
@@ -243,10 +265,12 @@ def nothing_present(view: View, tokens: Tensor, images: Tensor) -> Request:
     return Subsets(view=view, count=1, length=view.num_prefix, name="", tokens=tokens[:1], keep=keep)
 
 
-def embedded_explainer(view: View) -> Path:
-    """Where the explainer of a model is, if it is an embedded one."""
-    return FOLDER / f"{view.name if view.name in names() else 'no'}.explainer.safetensors"
+def embedded_explainer(view: View) -> Path | None:
+    """The file of the explainer that comes with an embedded model; None where there is none."""
+    path = FOLDER / f"{view.name}.explainer.safetensors"
+    return path if view.name in names() and path.is_file() else None
 
 
-def _shapes(grid: tuple[int, int], classes: int, width: int) -> str:
-    return f"{grid[0]} × {grid[1]} patches, {classes} classes, {width} channels"
+def _shapes(grid: tuple[int, int], classes: int, width: int, depth: int, directions: int) -> str:
+    rows, columns = grid
+    return f"{rows} × {columns} patches, {classes} classes, {width} channels, {depth} blocks, a head of {directions}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -39,6 +40,7 @@ class ModelRandomization(MethodMetric):
 
     ``way="cascading"``: all layers above are random too; ``"independent"``: one layer at a time. ``reading``: rank
     correlation of the absolute maps, or SSIM of the min–max maps at the model input. The curve has one point per layer.
+    It does not apply to methods that were trained for the weights of their model.
     """
 
     way: Literal["cascading", "independent"] = "cascading"
@@ -46,6 +48,8 @@ class ModelRandomization(MethodMetric):
     seed: int = 0
 
     def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
+        if method.trained:
+            return [Scored(math.nan) for _ in cases]
         images = torch.cat([case.pixels for case in cases])
         target = Target(torch.tensor([case.target for case in cases]))
         similarities = []

@@ -215,6 +215,7 @@ def test_the_picture_can_be_downloaded(client: httpx.Client) -> None:
         ("explain", {"sample": "cat", "method": "rise", "params": {"masks": -1}}, 422),
         ("explain", {"sample": "cat", "method": "smooth_grad", "params": {"sigma": 1e308, "samples": 2}}, 422),
         ("explain", {"sample": "cat", "method": "expected_gradients", "params": {"references": "/etc"}}, 422),
+        ("explain", {"sample": "cat", "method": "vit_shapley", "params": {"explainer": "/etc/passwd"}}, 422),
         ("score", {"sample": "cat", "steps": 0}, 422),
         ("score", {"sample": "cat", "steps": 10**9}, 422),
         ("score", {"sample": "cat", "space": "outer"}, 422),

@@ -22,6 +22,7 @@ from vitrail.app.server.responses import to_json
 from vitrail.explanation import Explanation
 from vitrail.methods.registry import RECOMMENDED, describe_methods, get_method, list_methods, recommended_methods
 from vitrail.metrics import measure
+from vitrail.models.embedded import FOLDER
 from vitrail.models.view import View
 from vitrail.progress import counted, shown, watched
 
@@ -365,15 +366,33 @@ def test_rows_of_methods_are_those_of_the_command_line(view: View) -> None:
     assert [{k: v for k, v in row.items() if k != "form"} for row in rows] == expected
 
 
-def test_every_parameter_but_tensors_has_an_entry_in_the_form() -> None:
+def test_every_parameter_but_tensors_and_files_has_an_entry_in_the_form() -> None:
     for name, info in list_methods().items():
         entries = parameter_form(get_method(name))
-        assert [entry["name"] for entry in entries] == [param for param in info.params if param != "references"]
+        expected = [param for param in info.params if param not in ("references", "explainer")]
+        assert [entry["name"] for entry in entries] == expected
         for entry in entries:
             assert entry["kind"] in ("integer", "number", "boolean", "choice", "text", "numbers")
             assert entry["optional"] or entry["default"] is not None
             if entry["kind"] == "choice" and entry["default"] is not None:
                 assert entry["default"] in entry["choices"]
+
+
+def test_visitors_name_no_files(view: View) -> None:
+    fields = {"method": "vit_shapley", "trust": False}
+    assert tasks.explain(view, tasks.Request("scenes", "0" * 64, IMAGE, fields), silent)["call"] == "vit_shapley"
+    path = str(FOLDER / "scenes.explainer.safetensors")
+    for value in (path, "", "/nowhere", 3):
+        request = tasks.Request("scenes", "0" * 64, IMAGE, {**fields, "params": {"explainer": value}})
+        with pytest.raises(
+            vitrail.VitrailError, match="'explainer' is not available here: it names a file of the server"
+        ):
+            tasks.explain(view, request, silent)
+    (result,) = tasks.compare(
+        view, tasks.Request("scenes", "0" * 64, IMAGE, {"methods": [f"vit_shapley(explainer='{path}')"]}), silent
+    )["results"]
+    assert "names a file of the server" in result["error"]
+    assert get_method("decompx.skipplus").file_parameters == ()
 
 
 def test_forms_know_their_kinds() -> None:

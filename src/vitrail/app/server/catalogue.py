@@ -39,8 +39,9 @@ def describe_methods_of(view: View) -> list[Row]:
 
 
 def parameter_form(method: MethodFactory) -> list[Row]:
-    """One entry per parameter, with what a form needs to ask for it; a form cannot ask for tensors."""
-    hints = {name: hint for name, hint in method.parameter_types().items() if Tensor not in get_args(hint)}
+    """One entry per parameter, with what a form needs to ask for it: not for tensors, nor for files of the server."""
+    types = method.parameter_types().items()
+    hints = {n: hint for n, hint in types if Tensor not in get_args(hint) and n not in method.file_parameters}
     return [_entry(name, hint, method.parameters()[name]) for name, hint in hints.items()]
 
 

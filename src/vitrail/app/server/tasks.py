@@ -246,6 +246,9 @@ def find_explanation(view: View, request: Request, report: Report) -> Explanatio
     name, params = fields.get("method") or default_method(view), fields.get("params") or {}
     if "shape" in params:
         raise VitrailError("the parameter 'shape' is not available here: a map always has its native shape.")
+    for parameter in get_method(name).file_parameters:
+        if params.get(parameter) is not None:
+            raise VitrailError(f"the parameter {parameter!r} is not available here: it names a file of the server.")
     method = build_method(name, view, **params)
     target, against = (None if fields.get(k) is None else view.class_index(fields[k]) for k in ("target", "against"))
     if against is not None and not method.info.class_specific:
