@@ -51,7 +51,8 @@ SMALL = {"embed_dim": 48, "num_heads": 3}  # stands in for any ViT larger than "
 BLOCKS = 4  # of the embedded models, where a page does not depend on what they recognise
 RECOGNISING = {"docs/quickstart.md", "docs/methods/masks.md"}  # the explainer of scenes is that of the whole model
 STEPS = 4  # at most, of a curve
-EXPENSIVE = ("--score", "--curves", "bench", "report", "serve", "--data")  # commands with these are parsed, not run
+# Commands with these are parsed, not run.
+EXPENSIVE = ("--score", "--curves", "bench", "report", "serve", "--data", "explainer=mine.safetensors")
 
 
 @dataclass(frozen=True)
