@@ -56,7 +56,8 @@ class Family:
     def wrap(self, module: nn.Module) -> dict[str, Any]:
         """Keyword arguments for `vitrail.wrap(module, …)`: a headless backbone gets a seeded head and its pooling."""
         if self.reads_texts:
-            return {"prompts": list(PROMPTS), "tokenizer": tokenizer()}
+            # the oracles know softmax only; SigLIP's own sigmoid is tested in tests/models/test_zero_shot.py
+            return {"prompts": list(PROMPTS), "tokenizer": tokenizer(), "output": "softmax"}
         if self.pool is None:
             return {}
         head = nn.utils.skip_init(nn.Linear, WIDTH, CLASSES)
