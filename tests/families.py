@@ -19,6 +19,8 @@ from torch import Tensor, nn
 FULL = "VITRAIL_TEST_ALL" in os.environ
 CLASSES = 5
 WIDTH = 32
+PROMPTS = ("a photo of a cat", "a photo of a dog", "the red star", "a blue ring", "a dog")
+WORDS = ("<pad>", "<s>", "</s>", "<unk>", *"a photo of the red blue cat dog star ring".split())
 
 QUERY_KEY_VALUE = {"qkv", "q_proj", "k_proj", "v_proj", "q", "kv"}
 LAYER_SCALE = {"gamma", "gamma_1", "gamma_2", "lambda1", "lambda_1", "lambda_2"}
@@ -36,6 +38,7 @@ class Family:
     library: str
     pool: str | None = None  # headless backbones only: how their head pools
     resize: tuple[int, int] | None = None  # timm's set_input_size, called after the parameters are drawn
+    reads_texts: bool = False  # its classes are `PROMPTS`
 
     def build(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
         """The network in eval mode; the global random state is neither read nor changed."""
@@ -52,6 +55,9 @@ class Family:
 
     def wrap(self, module: nn.Module) -> dict[str, Any]:
         """Keyword arguments for `vitrail.wrap(module, …)`: a headless backbone gets a seeded head and its pooling."""
+        if self.reads_texts:
+            # the oracles know softmax only; SigLIP's own sigmoid is tested in tests/models/test_zero_shot.py
+            return {"prompts": list(PROMPTS), "tokenizer": tokenizer(), "output": "softmax"}
         if self.pool is None:
             return {}
         head = nn.utils.skip_init(nn.Linear, WIDTH, CLASSES)
@@ -127,6 +133,48 @@ def _huggingface_pair(kind: str) -> nn.Module:
     return getattr(transformers, kind)(config(vision_config=vision, text_config=text, num_labels=CLASSES))
 
 
+def _huggingface_texts(kind: str) -> nn.Module:
+    """A model of two towers."""
+    import transformers
+
+    tower = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    text = {**tower, **tokens, "vocab_size": len(WORDS), "max_position_embeddings": 8}
+    vision = {**tower, "image_size": 32, "patch_size": 8}
+    joint = {"projection_dim": 24} if kind == "CLIP" else {}
+    config = getattr(transformers, f"{kind}Config")
+    return getattr(transformers, f"{kind}Model")(config(text_config=text, vision_config=vision, **joint))
+
+
+@functools.cache
+def tokenizer() -> Any:
+    """The tokenizer of the tiny models that read texts."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=words, **special)
+
+
+def read_texts(module: Any, texts: Sequence[str] = PROMPTS) -> dict[str, Tensor]:
+    """The input of the text tower; SigLIP attends to its padding."""
+    if type(module).__name__ == "SiglipModel":
+        tokens = tokenizer()(list(texts), padding="max_length", max_length=8, return_tensors="pt")
+        return {"input_ids": tokens["input_ids"]}
+    tokens = tokenizer()(list(texts), padding=True, return_tensors="pt")
+    return {name: tokens[name] for name in ("input_ids", "attention_mask")}
+
+
+@torch.no_grad()
+def text_embeddings(module: Any, texts: Sequence[str] = PROMPTS) -> Tensor:
+    """(K, D): by the module's own text tower, of length 1."""
+    features = module.get_text_features(**read_texts(module, texts)).pooler_output
+    return features / features.norm(dim=1, keepdim=True)
+
+
 FAMILIES: dict[str, Family] = {}
 
 
@@ -154,8 +202,10 @@ def _add_huggingface(
     prefix: int = 1,
     grid: tuple[int, int] = (4, 4),
     pool: str | None = None,
+    reads_texts: bool = False,
 ) -> None:
-    FAMILIES[name] = Family(name, make, (8 * grid[0], 8 * grid[1]), grid, prefix, "hf", pool)
+    size = (8 * grid[0], 8 * grid[1])
+    FAMILIES[name] = Family(name, make, size, grid, prefix, "hf", pool, reads_texts=reads_texts)
 
 
 _add_timm("timm_vit", "vit_base_patch16_224", (4, 4), depth=3)
@@ -234,6 +284,8 @@ _add_huggingface(
 )
 _add_huggingface("hf_clip", functools.partial(_huggingface_pair, "CLIPForImageClassification"))
 _add_huggingface("hf_siglip", functools.partial(_huggingface_pair, "SiglipForImageClassification"), prefix=0)
+_add_huggingface("hf_clip_text", functools.partial(_huggingface_texts, "CLIP"), reads_texts=True)
+_add_huggingface("hf_siglip_text", functools.partial(_huggingface_texts, "Siglip"), prefix=0, reads_texts=True)
 _dinov3 = functools.partial(
     _make, "DINOv3ViTModel", "DINOv3ViT", intermediate_size=64, num_register_tokens=2, image_size=(24, 32)
 )
@@ -326,6 +378,8 @@ def images(name: str, batch: int, seed: int = 0, dtype: torch.dtype = torch.floa
 @torch.no_grad()
 def expected_logits(family: Family, module: nn.Module, images: Tensor) -> Tensor:
     """The module's own logits (B, C); a headless backbone's head applied to its own normed output."""
+    if family.reads_texts:
+        return module(pixel_values=images, **read_texts(module)).logits_per_image
     if family.pool is None:
         output = module(images)
         return output.logits if family.library == "hf" else output

@@ -26,6 +26,7 @@ import timm
 import torch
 import typer
 from PIL import Image
+from tests import families
 from tests.app.serving import Served
 from tests.test_layers import BASE, ROOMS
 from typer.testing import CliRunner
@@ -51,7 +52,8 @@ SMALL = {"embed_dim": 48, "num_heads": 3}  # stands in for any ViT larger than "
 BLOCKS = 4  # of the embedded models, where a page does not depend on what they recognise
 RECOGNISING = {"docs/quickstart.md", "docs/methods/masks.md"}  # the explainer of scenes is that of the whole model
 STEPS = 4  # at most, of a curve
-EXPENSIVE = ("--score", "--curves", "bench", "report", "serve", "--data")  # commands with these are parsed, not run
+# Commands with these are parsed, not run.
+EXPENSIVE = ("--score", "--curves", "bench", "report", "serve", "--data", "explainer=mine.safetensors")
 
 
 @dataclass(frozen=True)
@@ -180,10 +182,19 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
         module = transformers.ViTForImageClassification(config).eval()
         return (module, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else module
 
+    def zero_shot(source: str, output_loading_info: bool = False, **_: Any) -> Any:
+        module = families.build("hf_clip_text")
+        return (module, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else module
+
+    def processor(source: str, **_: Any) -> Any:
+        if "clip" not in source:
+            return transformers.ViTImageProcessor()
+        return transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+
     monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", model)
-    monkeypatch.setattr(
-        transformers.AutoImageProcessor, "from_pretrained", lambda source, **_: transformers.ViTImageProcessor()
-    )
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", zero_shot)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda source, **_: families.tokenizer())
+    monkeypatch.setattr(transformers.AutoImageProcessor, "from_pretrained", processor)
 
 
 def answer_for_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,16 @@ LAYERS: dict[str, list[tuple[str, ...]]] = {
     "hf_vit": [("classifier.", "vit.layernorm."), ("layers.1.",), ("layers.0.",)],
     "hf_clip": [("classifier.",), ("layers.1.",), ("layers.0.",)],
     "hf_siglip": [("classifier.", "post_layernorm."), ("encoder.layers.1.",), ("encoder.layers.0.",)],
+    "hf_clip_text": [
+        ("visual_projection.", "vision_model.post_layernorm."),
+        ("vision_model.encoder.layers.1.",),
+        ("vision_model.encoder.layers.0.",),
+    ],
+    "hf_siglip_text": [
+        ("vision_model.head.", "vision_model.post_layernorm."),
+        ("vision_model.encoder.layers.1.",),
+        ("vision_model.encoder.layers.0.",),
+    ],
     "hf_deit_teacher": [
         ("distillation_classifier.", "cls_classifier.", "deit.layernorm."),
         ("layers.1.",),

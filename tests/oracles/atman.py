@@ -59,7 +59,7 @@ def suppressed_logits(recipe: Recipe, factors: Tensor) -> Tensor:
         pooled = attention_pool(readout.attention, tokens[:, prefix:], factors[prefix:])
     else:
         pooled = pool(readout.pool, tokens, tokens[:, prefix:])
-    return readout.heads[0](readout.pooled_norm(pooled))
+    return readout.logits(pooled)
 
 
 def cross_entropy(logits: Tensor, target: int) -> Tensor:

@@ -157,4 +157,7 @@ def _read_out(readout: Readout, stream: Stream, prefix: int) -> Stream:
         pooled = _scale(0.5, _add(_max(patches), _mean(patches)))
     else:
         pooled = {"token": lambda: first, "avg": lambda: _mean(patches), "max": lambda: _max(patches)}[readout.pool]()
-    return _linear(readout.heads[0], _norm(readout.pooled_norm, pooled))
+    pooled = _norm(readout.pooled_norm, pooled)
+    if readout.projection is not None:
+        pooled = _linear(readout.projection, pooled)
+    return _linear(readout.heads[0], _norm(readout.unit, pooled))

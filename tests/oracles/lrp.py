@@ -162,7 +162,10 @@ def read_out_relprop(variant: str, head: Readout, x: Tensor, prefix: int, target
     if head.pool == "attention":
         raise NotImplementedError("an attention pool has no rule")
     patches = tokens[:, prefix:]
-    R = linear_rule(variant, head.pooled_norm(pooled_of(head, tokens, prefix)), head.heads[0].weight, start)
+    pooled = pooled_of(head, tokens, prefix)
+    R = linear_rule(variant, head.unit(head.embedding(pooled)), head.heads[0].weight, start)
+    if head.projection is not None:
+        R = linear_rule(variant, head.pooled_norm(pooled), head.projection.weight, R)
     if head.pool == "token":
         R_tokens[:, 0] = R
     elif head.pool == "avg":
@@ -355,8 +358,11 @@ def read_out_epsilon(head: Readout, x: Tensor, prefix: int, target: Tensor, eps:
             R_tokens[:, i] = epsilon_rule(affine, tokens[:, i], onehot * 0.5 * affine(tokens[:, i]), eps)
         return norm_rule(head.norm, x, R_tokens)
     pooled, patches = pooled_of(head, tokens, prefix), tokens[:, prefix:]
-    normed = head.pooled_norm(pooled)
-    R = norm_rule(head.pooled_norm, pooled, epsilon_rule(head.heads[0], normed, onehot * head.heads[0](normed), eps))
+    embedding, normed = head.embedding(pooled), head.pooled_norm(pooled)
+    R = epsilon_rule(head.heads[0], head.unit(embedding), onehot * head.logits(pooled), eps)
+    R = norm_rule(head.unit, embedding, R)
+    R = R if head.projection is None else epsilon_rule(head.projection, normed, R, eps)
+    R = norm_rule(head.pooled_norm, pooled, R)
     if head.pool == "attention":
         R_tokens[:, prefix:] = pool_epsilon(head.attention, patches, R[:, None], eps)
     if head.pool.startswith("token"):

@@ -34,7 +34,7 @@ def _read_out(readout: Readout, x: Tensor, visible: Tensor, prefix: int) -> Tens
         pooled = _attention_pool(readout.attention, tokens[:, prefix:], visible[:, prefix:])
     else:
         pooled = _pool(readout.pool, tokens[:, 0], tokens[:, prefix:][:, visible[0, prefix:]])
-    return readout.heads[0](readout.pooled_norm(pooled))
+    return readout.logits(pooled)
 
 
 def _pool(how: str, token: Tensor, kept: Tensor) -> Tensor:

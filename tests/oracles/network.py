@@ -251,7 +251,10 @@ def read_out(readout: Readout, x: Tensor, prefix: int, rules: Rules, tape: Tape)
         pooled = attention_pool(readout.attention, patches, rules, tape)
     else:
         pooled = pool(readout.pool, tokens, patches)
-    return linear(readout.heads[0], norm(readout.pooled_norm, pooled, rules, tape, "pooled"), tape, "pooled")
+    pooled = norm(readout.pooled_norm, pooled, rules, tape, "pooled")
+    if readout.projection is not None:
+        pooled = linear(readout.projection, pooled, tape, "pooled")
+    return linear(readout.heads[0], norm(readout.unit, pooled, rules, tape, "pooled"), tape, "pooled")
 
 
 def pool(kind: str, tokens: Tensor, patches: Tensor) -> Tensor:

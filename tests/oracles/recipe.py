@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from tests.families import Family
+from tests.families import Family, text_embeddings
 from torch import Tensor, nn
 
 
@@ -80,15 +80,41 @@ class AttentionPool:
     mlp: Mlp
 
 
+class Unit(nn.Module):
+    """x / |x|; as a norm it is an RMS norm without ε and with the weight 1/√d."""
+
+    eps = 0.0
+
+    def __init__(self, like: Tensor):
+        super().__init__()
+        self.weight = torch.full_like(like, like.numel() ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().sum(dim=-1, keepdim=True).sqrt()
+
+
 @dataclass(frozen=True)
 class Readout:
-    """From the last block's tokens to the logits: norm → pool → pooled norm → mean of the heads."""
+    """From the last block's tokens to the logits: norm → pool → pooled norm → mean of the heads.
+
+    Where classes are texts: norm → pool → pooled norm → projection → x / |x| → scaled embeddings of the texts.
+    """
 
     norm: nn.Module
     pool: str  # token, avg, max, avgmax, pair (two tokens, two heads), token_avg (concatenated), attention
     pooled_norm: nn.Module
     heads: list[Affine]
     attention: AttentionPool | None = None
+    projection: Affine | None = None
+    unit: nn.Module = field(default_factory=nn.Identity)
+
+    def embedding(self, pooled: Tensor) -> Tensor:
+        """What has the length 1 next, where classes are texts."""
+        normed = self.pooled_norm(pooled)
+        return normed if self.projection is None else self.projection(normed)
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        return self.heads[0](self.unit(self.embedding(pooled)))
 
 
 @dataclass(frozen=True)
@@ -309,6 +335,8 @@ def _huggingface_readout(family: Family, module: nn.Module, backbone: nn.Module)
     if kind == "DeiTForImageClassificationWithTeacher":
         heads = [affine(module.cls_classifier), affine(module.distillation_classifier)]
         return Readout(backbone.layernorm, "pair", nothing, heads)
+    if family.reads_texts:
+        return _text_readout(module, backbone)
     heads = [affine(module.classifier)]
     if kind.startswith("CLIP"):  # the mean is taken before any final norm; post_layernorm is not used
         return Readout(nothing, "avg", nothing, heads)
@@ -317,3 +345,23 @@ def _huggingface_readout(family: Family, module: nn.Module, backbone: nn.Module)
     if kind.startswith("Beit") and module.config.use_mean_pooling:
         return Readout(nothing, "avg", backbone.pooler.layernorm, heads)
     return Readout(backbone.layernorm, "token_avg" if kind.startswith("Dinov2") else "token", nothing, heads)
+
+
+def _text_readout(module: nn.Module, backbone: nn.Module) -> Readout:
+    """The cosine of an image and the texts, times the exponential of a scale, plus SigLIP's bias."""
+    texts, nothing = text_embeddings(module), nn.Identity()
+    bias = module.logit_bias.expand(len(texts)) if hasattr(module, "logit_bias") else None
+    heads, unit = [Affine(module.logit_scale.exp() * texts, bias)], Unit(texts[0])
+    if type(module).__name__ == "CLIPModel":
+        projection = affine(module.visual_projection)
+        return Readout(nothing, "token", backbone.post_layernorm, heads, projection=projection, unit=unit)
+    return Readout(
+        backbone.post_layernorm, "attention", nothing, heads, _huggingface_attention_pool(backbone.head), unit=unit
+    )
+
+
+def _huggingface_attention_pool(pool: nn.Module) -> AttentionPool:
+    attention = pool.attention
+    q, k, v = _thirds(attention.in_proj_weight, attention.in_proj_bias)
+    query = q(pool.probe[0, 0]).view(attention.num_heads, -1)
+    return AttentionPool(query, k, v, affine(attention.out_proj), pool.layernorm, _huggingface_mlp(pool.mlp))

@@ -99,7 +99,7 @@ def bench(
         unused = {"--model": model, "--metrics": metrics, "--images": images, "--seed": seed, "--target": target,
                   "--protocol": protocol, "--preset": preset, "--cluster": cluster, "--workers": workers,
                   "--batch-size": batch_size, "--deterministic": deterministic or None,
-                  **{f"--{name.replace('_', '-')}": value for name, value in load_options.items()}}  # fmt: skip
+                  **{options.flag(name): value for name, value in load_options.items()}}  # fmt: skip
         run_suite(
             str(plan),
             None if data is None else Path(data),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from vitrail.cli.options import Json, Plugins
+from vitrail.cli.options import Json, Plugins, Prompt
 from vitrail.cli.outputs import plural
 from vitrail.errors import VitrailError
 from vitrail.plugins import load_plugins
@@ -38,6 +38,7 @@ def methods(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Show which methods this model supports; default: no model.")
     ] = None,
+    prompt: Prompt = None,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -45,7 +46,7 @@ def methods(
     from vitrail.methods.registry import describe_methods
 
     load_plugins(plugin or [])
-    rows = describe_methods(pattern, None if model is None else load_without_weights(model))
+    rows = describe_methods(pattern, None if model is None else load_without_weights(model, prompt))
     if as_json or pattern != "*":
         show(rows, as_json, "method", _matching(pattern))
     else:
@@ -122,15 +123,15 @@ def list_metrics(pattern: str) -> list[dict[str, Any]]:
     ]
 
 
-def load_without_weights(name: str) -> View:
+def load_without_weights(name: str, prompts: list[str] | None = None) -> View:
     """A view whose structure can be inspected: weights are not downloaded or allocated where that can be avoided."""
     import torch
 
     from vitrail.models import embedded
     from vitrail.models.loading import load
 
-    if name.startswith("hf:") or name in embedded.names():
-        return load(name)
+    if name.startswith("hf:") or name in embedded.names() or prompts is not None:
+        return load(name, prompts=prompts)
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         return load(name, pretrained=False, num_classes=2, device="meta")

@@ -97,6 +97,11 @@ def load_options(*, mean: str | None, std: str | None, **values: Any) -> dict[st
     return {name: value for name, value in values.items() if value is not None}
 
 
+def flag(name: str) -> str:
+    """The option of an argument of ``vitrail.load``."""
+    return "--prompt" if name == "prompts" else f"--{name.replace('_', '-')}"
+
+
 @dataclass(frozen=True)
 class Group:
     """Options that belong together, and what is made of them."""

@@ -87,7 +87,7 @@ def check_extra() -> None:
 
 def check_options(settings: Settings, models: list[str]) -> None:
     """Refuses weights and preprocessing for no model or for several."""
-    named = [f"--{name.replace('_', '-')}" for name in settings.load_options]
+    named = [options.flag(name) for name in settings.load_options]
     if named and len(models) != 1:
         count = f"{len(models)} models" if models else "none"
         raise VitrailError(f"{' and '.join(named)} must go with exactly one --model, but got {count}.")

@@ -19,6 +19,11 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
+def is_number(name: str) -> bool:
+    """Whether a class is named by its number."""
+    return re.fullmatch(r"\s*[+-]?\d+\s*", name, re.ASCII) is not None
+
+
 @lru_cache(maxsize=8)
 def plain_names(labels: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """For every class its plain name, then those of its synonyms, which stand between commas."""

@@ -16,16 +16,18 @@ import torch
 from torch import nn
 
 from vitrail.errors import VitrailError
-from vitrail.models import embedded
+from vitrail.models import embedded, zero_shot
 from vitrail.models.checkpoints import head_of, load_state, read_state
 from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import Output, View
-from vitrail.models.wrapping import as_pair, outline, wrap
+from vitrail.models.wrapping import as_pair, outline, prompts_of, wrap
 from vitrail.models.zero_shot import Prompts, checked_prompts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FOLDERS = (".", "/", "~")  # how a local folder starts, as opposed to a name on the hub
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
 REACH_SECONDS = 4.0  # in which the hub must answer
 UNKNOWN = re.compile(r"unexpected keyword argument '(\w+)'")  # in the message of a TypeError
 
@@ -78,6 +80,7 @@ def load(
     if name is not None and not isinstance(name, str):
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
     device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # refuse wrong ones before any work
+    prompts = None if prompts is None else checked_prompts(prompts)
     view_args = {"labels": labels, "output": output, "prompts": prompts}
     request = LoadRequest(
         name=name or "",
@@ -89,12 +92,15 @@ def load(
         view_args=view_args,
         model_args=model_args,
         device=device,
+        dtype=dtype,
     )
     if name is None or name in embedded.names():
         request.refuse_for_embedded()
         view = embedded.load_embedded(name)
     elif name.startswith("hf:"):
         view = _load_huggingface(request)
+    elif prompts is not None:
+        raise VitrailError(f"prompts= is for CLIP and SigLIP of Hugging Face (hf:ORG/NAME), but got {name}.")
     elif name.startswith("torchvision:"):
         view = _load_torchvision(request)
     else:
@@ -130,6 +136,7 @@ class LoadRequest:
     view_args: dict[str, Any]  # labels, output, prompts
     model_args: dict[str, Any]
     device: torch.device
+    dtype: torch.dtype
 
     def view(self, module: nn.Module, **options: Any) -> View:
         """The module as a view; on the meta device there is nothing to run."""
@@ -170,7 +177,7 @@ class LoadRequest:
             "img_size": self.img_size,
             "labels": labels,
             "output": self.view_args["output"],
-            "prompts": None if self.view_args["prompts"] is None else checked_prompts(self.view_args["prompts"]),
+            "prompts": self.view_args["prompts"],
             **self.model_args,
         }
         return {key: value for key, value in arguments.items() if value is not None}
@@ -298,26 +305,42 @@ def _load_huggingface(request: LoadRequest) -> View:
             lambda: loader.from_pretrained(source, output_loading_info=True, trust_remote_code=False, **arguments),
             not is_local,
         )
+    if reads_texts:
+        prompts_of(module, request.view_args["prompts"])
+        module.to(torch.promote_types(request.dtype, torch.float32))  # embeddings of texts are not rounded to half
+    _check_complete(name, module, info)
+    processor = None
+    if not is_local or _has_any(source, PROCESSOR_FILES):
+        read = AutoImageProcessor.from_pretrained
+        processor = _fetch(name, lambda: read(source, trust_remote_code=False), not is_local)
+    tokenizer = None
+    if reads_texts:
+        if is_local and not _has_any(source, TOKENIZER_FILES):  # transformers would make up an empty one
+            raise VitrailError(f"{name} has no tokenizer, which reads the prompts: save it in the same folder.")
+        read = AutoTokenizer.from_pretrained
+        tokenizer = _fetch(name, lambda: read(source, trust_remote_code=False), not is_local)
+    return request.view(module, processor=processor, tokenizer=tokenizer, img_size=request.img_size)
+
+
+def _has_any(folder: str, files: Sequence[str]) -> bool:
+    return any((Path(folder) / file).is_file() for file in files)
+
+
+def _check_complete(name: str, module: nn.Module, info: Mapping[str, Any]) -> None:
+    """Every weight of the model must come from its files."""
+    kind = type(module).__name__
     lost = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
     if lost:
-        if type(module).__name__ in ("CLIPForImageClassification", "SiglipForImageClassification"):
+        if kind in ("CLIPForImageClassification", "SiglipForImageClassification"):
             raise VitrailError(
                 f'{name} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"] (--prompt).'
             )
+        if kind in zero_shot.MODELS:
+            raise VitrailError(f"{name} has no weights for {', '.join(lost[:6])}: both towers are needed.")
         raise VitrailError(
             f"{name} has no weights for {', '.join(lost[:6])}: it is a backbone without a classifier. Load it with "
             f'transformers and use vitrail.wrap(backbone, head=…, pool="token"|"avg"|"pooler").'
         )
-    processor = None
-    if not is_local or (Path(source) / "preprocessor_config.json").is_file():
-        read = AutoImageProcessor.from_pretrained
-        processor = _fetch(name, lambda: read(source, trust_remote_code=False), not is_local)
-    options = {}
-    if reads_texts:
-        options["tokenizer"] = _fetch(
-            name, lambda: AutoTokenizer.from_pretrained(source, trust_remote_code=False), not is_local
-        )
-    return request.view(module, processor=processor, img_size=request.img_size, **options)
 
 
 @contextmanager

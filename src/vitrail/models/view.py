@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.models.labels import plain_name, plain_names
+from vitrail.models.labels import is_number, plain_name, plain_names
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -216,7 +216,7 @@ class View:
 
         Case, spaces, hyphens and underscores do not matter, except to tell two classes apart.
         """
-        if isinstance(target, str) and re.fullmatch(r"\s*[+-]?\d+\s*", target, re.ASCII):
+        if isinstance(target, str) and is_number(target):
             target = int(target)
         if not isinstance(target, str):
             try:
@@ -242,7 +242,7 @@ class View:
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
 
     def asked_about(self, *classes: Any) -> View:
-        """The view that knows these classes: itself, unless its classes are texts."""
+        """A view that has these classes: this one, unless its classes are prompts."""
         return self
 
     def classes_named(self, name: str) -> list[int]:

@@ -105,16 +105,12 @@ def outline(
 ) -> View:
     """The view that ``wrap`` returns, of a module that is not run and may have no weights."""
     name = name or _name(module)
-    texts = _texts(module, prompts)
+    texts = prompts_of(module, prompts)
     if texts is not None:
-        module = zero_shot.ZeroShot(module, zero_shot.embed_texts(module, tokenizer, texts))
-    if head is None and pool is not None:
-        raise VitrailError("pool= goes with head=: a model with its own head is explained as it pools.")
-    if head is not None and pool not in POOLS:
-        raise VitrailError(
-            f'head= needs pool="token" (class token), "avg" (mean of the patches), "map" (attention pool) or "pooler" '
-            f"(Hugging Face's pooler_output), but got {pool!r}."
-        )
+        module = _compared_with(module, texts, tokenizer, labels, head)
+    elif tokenizer is not None:
+        raise VitrailError("tokenizer= goes with prompts=, the texts that it reads.")
+    _check_pool(head, pool)
     if is_hierarchical(module):
         if head is not None:
             raise refuse(module, "head= is for backbones with tokens")
@@ -138,24 +134,48 @@ def outline(
             view = ZeroShotViT(
                 module, name, preprocessing, labels=tuple(texts), describe=describe, prompts=texts, tokenizer=tokenizer
             )
-    view.labels = view.labels if texts is not None and labels is None else _labels(view, labels)
+    if texts is None:
+        view.labels = _labels(view, labels)
     view.output = output or _output(view)
     if view.output not in ("softmax", "sigmoid"):
         raise VitrailError(f'output must be "softmax" or "sigmoid", but got {output!r}.')
     return view
 
 
-def _texts(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | None:
+def prompts_of(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | None:
     """The prompts of a model with a text tower; None for any other model."""
     kind = type(module).__name__
-    zero_shots = huggingface.is_huggingface(module) and kind in zero_shot.MODELS
-    if prompts is not None and not zero_shots:
+    if prompts is not None and not zero_shot.is_zero_shot(module):
         raise VitrailError(
-            f"prompts= is for {' and '.join(zero_shot.MODELS)}, which have a text tower; {kind} has none."
+            f"prompts= is for {' and '.join(zero_shot.MODELS)} of Hugging Face, which read texts, but got {kind}."
         )
-    if prompts is None and zero_shots:
-        raise VitrailError(f'{kind} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"].')
+    if prompts is None and zero_shot.is_zero_shot(module):
+        raise VitrailError(
+            f'{kind} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"] and tokenizer=.'
+        )
     return None if prompts is None else zero_shot.checked_prompts(prompts)
+
+
+def _compared_with(
+    module: Any, texts: dict[str, list[str]], tokenizer: Any, labels: Any, head: nn.Module | None
+) -> zero_shot.ZeroShot:
+    """A model with a text tower as a classifier of these prompts."""
+    for argument, value in (("labels", labels), ("head", head)):
+        if value is not None:
+            raise VitrailError(
+                f"{argument}= contradicts prompts=, which are the classes: to name them, give prompts={{name: text}}."
+            )
+    return zero_shot.ZeroShot(module, zero_shot.embed_texts(module, tokenizer, texts))
+
+
+def _check_pool(head: nn.Module | None, pool: str | None) -> None:
+    if head is None and pool is not None:
+        raise VitrailError("pool= goes with head=: a model with its own head is explained as it pools.")
+    if head is not None and pool not in POOLS:
+        raise VitrailError(
+            f'head= needs pool="token" (class token), "avg" (mean of the patches), "map" (attention pool) or "pooler" '
+            f"(Hugging Face's pooler_output), but got {pool!r}."
+        )
 
 
 def _check_kind(module: nn.Module, head: nn.Module) -> None:
@@ -175,7 +195,7 @@ def _described(module: nn.Module, describe: Callable[[], Architecture]) -> Archi
         return describe()
     except (AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:  # a part is something else
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise refuse(module, f"its parts are not those that its library builds ({reason})") from error
+        raise refuse(_of_library(module), f"its parts are not those that its library builds ({reason})") from error
 
 
 def _check_width(architecture: Architecture, name: str) -> None:
@@ -214,6 +234,11 @@ def _adapter(module: nn.Module) -> ModuleType:
     raise refuse(module, "it comes from none of timm, torchvision and Hugging Face")
 
 
+def _of_library(module: nn.Module) -> Any:
+    """The module that its library built."""
+    return module.model if isinstance(module, zero_shot.ZeroShot) else module
+
+
 def _name(module: Any) -> str:
     if timm.is_timm(module):  # without the tag of its pretrained weights: a module need not have these
         config = getattr(module, "pretrained_cfg", None) or {}
@@ -237,7 +262,7 @@ def _check_size(
     module: nn.Module, adapter: ModuleType, size: tuple[int, int], wanted: int | tuple[int, int] | None
 ) -> None:
     """The network must accept the requested size, or the one of its processor."""
-    native, kind = adapter.native_size(module), type(module).__name__
+    native, kind = adapter.native_size(module), type(_of_library(module)).__name__
     if size == native:
         return
     if not adapter.takes_other_sizes(module):
@@ -267,8 +292,7 @@ def _preprocess(
     img_size: int | tuple[int, int] | None,
     processor: Any,
 ) -> Preprocess:
-    if isinstance(module, zero_shot.ZeroShot):
-        module = module.model
+    module = _of_library(module)
     requested = as_pair(img_size)
     size = requested or native
     if processor is not None:

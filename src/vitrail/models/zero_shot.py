@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,16 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.core import parts
+from vitrail.core.parts import tensors_of
 from vitrail.errors import VitrailError
 from vitrail.models import huggingface
 from vitrail.models.clone import evaluation_clone
-from vitrail.models.labels import plain_name
+from vitrail.models.labels import is_number, plain_name
 from vitrail.models.translation import linear
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
 MODELS = ("CLIPModel", "SiglipModel")
-NETWORKS = ("ZeroShot",)
 
 # Prompts as classes: one for each, several that are averaged, or several by the name of the class.
 Prompts = Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]]
@@ -34,12 +37,12 @@ class ZeroShot(nn.Module):
     def __init__(self, model: Any, texts: Tensor):
         super().__init__()
         self.model = model
-        self.register_buffer("texts", texts)
+        self.register_buffer("texts", texts, persistent=False)
 
     def forward(self, images: Tensor, **options: Any) -> Tensor:
         embedding = self.model.get_image_features(pixel_values=images, **options).pooler_output
-        logits = F.normalize(embedding, dim=1, eps=0.0) @ self.texts.T * self.model.logit_scale.exp()
-        return logits + self.bias if self.bias is not None else logits
+        logits = F.normalize(embedding, dim=1, eps=0.0) @ self.texts.to(embedding).T * self.model.logit_scale.exp()
+        return logits if self.bias is None else logits + self.bias
 
     @property
     def bias(self) -> Tensor | None:
@@ -55,79 +58,131 @@ class ZeroShotViT(ViT):
     prompts: dict[str, list[str]] = field(kw_only=True)
     tokenizer: Any = field(kw_only=True)
 
-    def asked_about(self, *classes: Any) -> View:
-        """Itself, with the texts that are no classes yet as further prompts."""
-        known = {plain_name(label) for label in self.labels or ()}
-        texts = [item for spec in classes for item in (spec if isinstance(spec, list | tuple) else [spec])]
-        unknown = [text for text in dict.fromkeys(texts) if is_text(text) and plain_name(text) not in known]
-        return self.with_prompts({**self.prompts, **{text: [text] for text in unknown}}) if unknown else self
+    @property
+    def texts(self) -> Tensor:
+        """(K, D): the embeddings of the classes."""
+        module: Any = self.module
+        texts: Tensor = module.texts
+        return texts
 
-    def with_prompts(self, prompts: Prompts) -> ZeroShotViT:
-        """The same model with other classes."""
-        chosen = checked_prompts(prompts)
-        module = ZeroShot(self.module.model, embed_texts(self.module.model, self.tokenizer, chosen)).eval()
-        module.requires_grad_(False)
-        size = self.preprocessing.size
-        spec = None if self.spec is None else {**self.spec, "prompts": chosen}
+    def asked_about(self, *classes: Any) -> View:
+        """Itself, or a view of the same model that has the texts that are no classes yet as further classes."""
+        known = {plain_name(label) for label in self.prompts}
+        texts = [item for spec in classes for item in (spec if isinstance(spec, list | tuple) else [spec])]
+        added: dict[str, list[str]] = {}
+        for text in texts:
+            if isinstance(text, str) and not is_number(text) and plain_name(text) not in known:
+                known.add(plain_name(text))
+                added |= checked_prompts([text], fewest=1)
+        return self.with_further(added) if added else self
+
+    def with_further(self, added: dict[str, list[str]]) -> ZeroShotViT:
+        """A view of the same model with more classes; the embeddings of the present ones stay."""
+        prompts, present = {**self.prompts, **added}, self.texts
+        texts = embed_texts(self.module.model, self.tokenizer, added).to(present)
+        module = ZeroShot(self.module.model, torch.cat([present, texts]))
         return replace(
             self,
             module=module,
-            labels=tuple(chosen),
-            prompts=chosen,
-            spec=spec,
+            labels=tuple(prompts),
+            prompts=prompts,
+            spec=None if self.spec is None else {**self.spec, "prompts": prompts},
             known_fingerprint=None,
-            describe=lambda: describe(module, size),
+            describe=partial(describe, module, self.preprocessing.library_size),
         )
 
+    def layers(self) -> list[list[Tensor]]:
+        *blocks, _ = super().layers()
+        head = self.architecture().head
+        return [*blocks, [*tensors_of(replace(head, linears=(), unit=None)), self.texts]]
 
-def is_text(value: object) -> bool:
-    """Whether it is a name and not a number of a class."""
-    return isinstance(value, str) and not value.strip().lstrip("+-").isdecimal()
+    def fingerprint(self) -> str:
+        """A hash of the weights and the prompts: the last bits of embeddings depend on the machine."""
+        if self.known_fingerprint is not None:
+            return self.known_fingerprint
+        prompts = json.dumps(self.prompts, ensure_ascii=False)
+        return hashlib.blake2b(f"{super().fingerprint()} {prompts}".encode(), digest_size=16).hexdigest()
 
 
-def checked_prompts(prompts: Prompts) -> dict[str, list[str]]:
+def is_zero_shot(module: Any) -> bool:
+    """Whether it is a model of Hugging Face that compares images with texts."""
+    return huggingface.is_huggingface(module) and type(module).__name__ in MODELS
+
+
+def checked_prompts(prompts: Prompts, fewest: int = 2) -> dict[str, list[str]]:
     """Class → its prompts; the name of a class is its first prompt, unless it has one."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence | Mapping):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence | Mapping):
         raise VitrailError(
             f"prompts must be a list of texts, or texts by the name of their class, but got {prompts!r}."
         )
-    values = list(prompts.values()) if isinstance(prompts, Mapping) else list(prompts)
-    lists = [[value] if isinstance(value, str) else list(value) for value in values]
-    for texts in lists:
-        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise VitrailError(f"a prompt is a text that is not empty, but got {texts!r}.")
-    names = [*map(str, prompts)] if isinstance(prompts, Mapping) else [texts[0] for texts in lists]
+    named = isinstance(prompts, Mapping)
+    groups = [_checked_group(value) for value in (prompts.values() if isinstance(prompts, Mapping) else prompts)]
+    names = [*prompts] if isinstance(prompts, Mapping) else [texts[0] for texts in groups]
+    for name in names if named else []:
+        if not isinstance(name, str) or not name.strip():
+            raise VitrailError(f"the name of a class must be a text that is not empty, but got {name!r}.")
     if len(set(names)) < len(names):
         raise VitrailError(f"prompts hold {max(names, key=names.count)!r} twice: each class needs a name of its own.")
-    if len(names) < 2:
-        raise VitrailError("one prompt has nothing to be compared with: give at least two.")
-    return dict(zip(names, lists, strict=True))
+    if len(names) < fewest:
+        count = "one prompt has nothing to be compared with" if names else "there are no prompts"
+        raise VitrailError(f"{count}: give at least two.")
+    return dict(zip(names, groups, strict=True))
 
 
+def _checked_group(value: Any) -> list[str]:
+    """The prompts of a class."""
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise VitrailError(f"a prompt is a text that is not empty, but got {value!r}.")
+    return texts
+
+
+@torch.inference_mode(False)  # explanations by gradients could not use the embeddings otherwise
 @torch.no_grad()
 def embed_texts(model: Any, tokenizer: Any, prompts: Mapping[str, Sequence[str]]) -> Tensor:
     """(K, D): the mean embedding of the prompts of each class, of length 1."""
+    kind = type(model).__name__
     if tokenizer is None:
-        raise VitrailError(f"prompts= needs the tokenizer of {type(model).__name__}: give tokenizer=.")
+        raise VitrailError(f"prompts= needs the tokenizer of {kind}: give tokenizer=.")
     texts = [text for group in prompts.values() for text in group]
-    longest = model.config.text_config.max_position_embeddings
-    padding = "max_length" if type(model).__name__ == "SiglipModel" else True  # as it was trained
-    options = {"max_length": longest} if padding == "max_length" else {}
-    tokens = tokenizer(texts, padding=padding, return_tensors="pt", **options)
-    if tokens["input_ids"].shape[1] > longest:
-        text = max(texts, key=len)
-        raise VitrailError(f"the prompt {text[:60]!r}… is longer than the {longest} tokens that the model takes.")
-    tokens = {name: tokens[name].to(model.device) for name in ("input_ids", "attention_mask") if name in tokens}
-    if padding == "max_length":
-        tokens.pop("attention_mask", None)  # SigLIP attends to its padding
-    embeddings = F.normalize(evaluation_clone(model).get_text_features(**tokens).pooler_output, dim=1)
-    groups = embeddings.split([len(group) for group in prompts.values()])
+    try:
+        lengths = [len(tokens) for tokens in tokenizer(texts, verbose=False)["input_ids"]]
+        _check_lengths(texts, lengths, model.config.text_config.max_position_embeddings)
+        with torch.autocast(model.device.type, enabled=False):
+            embeddings = evaluation_clone(model).get_text_features(**_tokens(model, tokenizer, texts)).pooler_output
+    except VitrailError:
+        raise
+    except Exception as error:  # a tokenizer is any function
+        reason = (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")
+        raise VitrailError(
+            f"{kind} cannot encode the prompts ({type(error).__name__}: {reason}): is tokenizer= the one that it was "
+            f"trained with?"
+        ) from error
+    groups = F.normalize(embeddings, dim=1).split([len(group) for group in prompts.values()])
     return F.normalize(torch.stack([group.mean(0) for group in groups]), dim=1)
+
+
+def _tokens(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:
+    """The texts as the text tower was trained to read them: SigLIP attends to its padding."""
+    if type(model).__name__ == "SiglipModel":
+        longest = model.config.text_config.max_position_embeddings
+        tokens = tokenizer(texts, padding="max_length", max_length=longest, return_tensors="pt")
+        return {"input_ids": tokens["input_ids"].to(model.device)}
+    tokens = tokenizer(texts, padding=True, return_tensors="pt")
+    return {name: tokens[name].to(model.device) for name in ("input_ids", "attention_mask")}
+
+
+def _check_lengths(texts: list[str], lengths: list[int], most: int) -> None:
+    length, text = max(zip(lengths, texts, strict=True))
+    if length > most:
+        shown = text if len(text) <= 60 else f"{text[:60]}…"
+        raise VitrailError(f"the prompt {shown!r} has {length} tokens, but the model takes at most {most}.")
 
 
 def describe(module: Any, size: tuple[int, int], head: None = None, pool: None = None) -> parts.Architecture:
     """The canonical form: the image tower, and a head whose weights are the embeddings of the prompts."""
-    model, texts = module.model, module.texts
+    model = module.model
+    texts = module.texts.to(model.logit_scale)
     placeholder = nn.Linear(1, 1, device="meta")
     tower = huggingface.describe(model.vision_model, size, placeholder, "pooler")
     width = texts.shape[1]

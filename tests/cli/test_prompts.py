@@ -1,0 +1,92 @@
+"""Models whose classes are texts: ``--prompt``, and new texts as classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests import families
+from tests.cli.common import Run, error_line, noise, results_in
+
+import vitrail
+from vitrail.app.server.settings import Settings
+from vitrail.app.server.tasks import Request, find_explanation
+from vitrail.bench.store import Store
+from vitrail.cli.serve import check_options
+from vitrail.errors import VitrailError
+
+PROMPTS = ["--prompt", "a photo of a cat", "--prompt", "a photo of a dog"]
+
+
+@pytest.fixture(scope="module", params=["hf_clip_text", "hf_siglip_text"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / request.param
+    families.build(request.param).save_pretrained(folder)
+    families.tokenizer().save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+def test_a_new_text_is_explained(vit: Run, model: str, photo: Path, place: Path) -> None:
+    texts = ["--target", "a red star", "--against", "a photo of a cat"]
+    result = vit("explain", photo, "--model", model, *PROMPTS, *texts, "--no-trust")
+    assert (result.code, result.err) == (0, "")
+    assert "3 classes" in result.out
+    (picture,) = place.glob("vitrail-out/*.png")
+    assert picture.name == "photo.decompx.skipplus.2-a-red-star.not-0-a-photo-of-a-cat.png"
+    ex = vitrail.open(picture)
+    assert (ex.label, ex.against_label) == ("a red star", "a photo of a cat")
+    assert ex.model is not None
+    assert ex.model.labels == ("a photo of a cat", "a photo of a dog", "a red star")
+
+
+def test_texts_are_compared(vit: Run, model: str, photo: Path, place: Path) -> None:
+    texts = ["--targets", "a red star,0,the cat", "--against", "a ring"]
+    result = vit("compare", photo, "--model", model, *PROMPTS, *texts, "--methods", "decompx,random", "--no-trust")
+    assert (result.code, result.err) == (0, "")
+    (table,) = place.glob("vitrail-out/*.json")
+    rows = json.loads(table.read_text())
+    assert {row["label"] for row in rows} == {"a red star", "a photo of a cat", "the cat"}
+
+
+def test_methods_of_such_a_model(vit: Run, model: str) -> None:
+    assert vit("methods", "decompx", "--model", model, *PROMPTS).code == 0
+    assert "(--prompt)" in error_line(vit("methods", "--model", model))
+
+
+def test_wrong_questions(vit: Run, model: str, photo: Path, place: Path) -> None:
+    explain = ["explain", photo, "--model", model]
+    assert "has no classes of its own: give prompts=" in error_line(vit(*explain))
+    assert "(--prompt)" in error_line(vit(*explain))
+    assert "give at least two" in error_line(vit(*explain, *PROMPTS[:2]))
+    assert "twice" in error_line(vit(*explain, *PROMPTS[:2], *PROMPTS[:2]))
+    assert "not empty" in error_line(vit(*explain, *PROMPTS, "--prompt", ""))
+    assert "there is no class 7" in error_line(vit(*explain, *PROMPTS, "--target", "7"))
+    assert "there is no class '@cat'" in error_line(vit(*explain, *PROMPTS, "--target", "@cat"))
+    assert "an embedded model takes no prompts" in error_line(vit("explain", photo, *PROMPTS))
+    assert results_in(place) == set()
+
+
+def test_a_benchmark(vit: Run, model: str, photo: Path, place: Path) -> None:
+    (place / "photos").mkdir()
+    photo.rename(place / "photos" / photo.name)
+    settings = ["--data", "photos", "--methods", "random", "--metrics", "sparseness", "--out", place / "run"]
+    result = vit("bench", "--model", model, *PROMPTS, *settings)
+    assert result.code == 0, result.err
+    assert len(Store(place / "run").rows()) == 1
+    (spec,) = Store(place / "run").plan().models
+    assert spec.options == {"prompts": ["a photo of a cat", "a photo of a dog"]}
+
+
+def test_the_server_takes_prompts_of_one_model() -> None:
+    settings = Settings(load_options={"prompts": ["a cat", "a dog"]})
+    check_options(settings, ["hf:clip"])
+    with pytest.raises(VitrailError, match=r"^--prompt must go with exactly one --model, but got 2 models"):
+        check_options(settings, ["hf:clip", "photo"])
+
+
+def test_the_server_has_the_prompts_only(model: str) -> None:
+    view = vitrail.load(model, prompts=["a photo of a cat", "a photo of a dog"], device="cpu")
+    request = Request(model, "noise", noise(0), {"target": "a red star"})
+    with pytest.raises(VitrailError, match=r"^\S+ has no class 'a red star'\. .*It has 2 classes\.$"):
+        find_explanation(view, request, lambda *_: None)
