@@ -176,7 +176,7 @@ def board() -> Standings:
 
 
 def ranked(wanted: Sequence[str], more: Mapping[str, Callable[[Standings, int], str]] | None = None) -> str:
-    """Score, the headline metric on each pair and cost of methods, best score first, and ``more`` columns."""
+    """Score and cost of methods, best score first, ``more`` columns, and the headline metric on each pair."""
     numbers = board()
     titles = {pair.name: pair.title for pair in open_suite("leaderboard").pairs}
     rates, scores = shipped_costs(), numbers.scores
@@ -191,10 +191,11 @@ def ranked(wanted: Sequence[str], more: Mapping[str, Callable[[Standings, int], 
             assert k is not None
             text = number(numbers.mean[p, m, k])
             cells.append(f"**{text}**" if numbers.marks[p, m, k] else text)
-        score = f"{number(scores.mean[m])} [{number(scores.low[m])}, {number(scores.high[m])}]"
+        half = (scores.high[m] - scores.low[m]) / 2
+        score = f"{number(scores.mean[m])}\u00a0±\u00a0{number(half)}"  # no line break inside
         others = [column(numbers, m) for column in (more or {}).values()]
-        rows.append((f"`{SHORT.get(method, method)}`", score, *cells, *others, cost_of(method, forwards)))
-    return table(["method", "score", *(titles[name] for name in numbers.pairs), *(more or {}), "cost"], rows)
+        rows.append((f"`{SHORT.get(method, method)}`", score, cost_of(method, forwards), *others, *cells))
+    return table(["method", "score", "cost", *(more or {}), *(titles[name] for name in numbers.pairs)], rows)
 
 
 def class_specific(numbers: Standings, m: int) -> str:
