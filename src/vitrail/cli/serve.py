@@ -70,8 +70,7 @@ def run(settings: Settings, models: list[str]) -> None:
     check_extra()
     check_options(settings, models)
     settings = with_token(settings)
-    listener = bind(settings)
-    with suppress(KeyboardInterrupt):
+    with bind(settings) as listener, suppress(KeyboardInterrupt):
         asyncio.run(_serve(settings, models or list(MODELS), listener))
 
 
