@@ -180,8 +180,8 @@ class Training:
         """The variance of the errors with which the values predict the scores of subsets, and that of the scores.
 
         Both are among subsets of one size. The values add up to a fixed total, so the mean error of all subsets of a
-        size does not depend on them: the squared error of eq. 5 is this variance and a constant, whose estimate would
-        only add noise to the gradients.
+        size does not depend on them: the squared error of the paper's objective is this variance and a constant, whose
+        estimate would only add noise to the gradients.
         """
         view, explainer = self.view, self.explainer
         with torch.no_grad():
@@ -420,7 +420,7 @@ class State:
 
 
 def shapley_sizes(patches: int, count: int, draw: torch.Generator) -> list[int]:
-    """Sizes k of subsets by the Shapley kernel, p(k) ∝ 1 / (k (N − k)): section 3.2."""
+    """Sizes k of subsets by the Shapley kernel, p(k) ∝ 1 / (k (N − k))."""
     sizes = torch.arange(1, patches, device=draw.device, dtype=torch.float32)
     weights = 1 / (sizes * (patches - sizes))
     return (torch.multinomial(weights, count, replacement=True, generator=draw) + 1).tolist()

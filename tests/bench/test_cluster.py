@@ -74,6 +74,8 @@ def test_a_cluster_gives_the_same_rows_though_workers_are_killed(
     assert outcome.known == before.images, "what is there already is not computed again"
     assert before.rows + outcome.rows == len(measured), "a shard that was lost was not written twice"
     assert len(Store(tmp_path / "cluster").maps()) == len(Store(tmp_path / "alone").maps())
+    again = cluster.run_on_cluster(PLAN, tmp_path / "cluster", workers=1)
+    assert (again.rows, again.known) == (0, outcome.known + outcome.images)
 
 
 @pytest.mark.full

@@ -103,7 +103,7 @@ def test_hierarchical_models_are_measured_too() -> None:
 
 def test_both_orders_of_a_random_map_agree() -> None:
     view = vitrail.load("scenes")
-    images = torch.stack([view.preprocess(Image.fromarray(scene.image)) for scene in Scenes(4, seed=12, objects=1)])
+    images = torch.stack([view.preprocess(Image.fromarray(scene.image)) for scene in Scenes(6, seed=12, objects=1)])
     targets = view.module(images).argmax(1).tolist()
 
     def scores(method: str, **options: int) -> list[float]:

@@ -103,7 +103,7 @@ def test_decompx_skipplus_points_into_the_object_of_its_class() -> None:
 
 
 def test_tis_points_into_the_object_of_its_class() -> None:
-    assert pointing("tis", two_objects()[:15], masks=64) > 0.85
+    assert pointing("tis", two_objects()[:30], masks=64) > 0.85
 
 
 def test_what_ignores_the_class_cannot_point() -> None:
