@@ -84,16 +84,11 @@ class Preprocess:
         # timm's own default for a missing crop_pct, and its fallback for an unknown crop mode.
         crop_pct = data_config.get("crop_pct") or 0.875
         fit = cast(Fit, mode if mode in ("squash", "border") else "crop")
-        interpolation = data_config.get("interpolation", "bicubic")
-        scaled = [math.floor(edge / crop_pct) for edge in (height, width)]
-        if fit == "crop" and scaled[0] != scaled[1]:
-            # timm does not pass its interpolation on to the resize of non-square inputs.
-            interpolation = "bilinear"
         return cls(
             size=(height, width),
             mean=_triple(data_config.get("mean", IMAGENET_MEAN)),
             std=_triple(data_config.get("std", IMAGENET_STD)),
-            interpolation=interpolation,
+            interpolation=data_config.get("interpolation", "bicubic"),
             fit=fit,
             crop_pct=crop_pct,
         )
