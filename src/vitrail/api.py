@@ -41,7 +41,7 @@ from vitrail.metrics.base import Metric
 from vitrail.models.loading import as_view
 from vitrail.models.view import View, check_floats
 from vitrail.progress import counted
-from vitrail.targets import ClassSpec, Target
+from vitrail.targets import ClassSpec, Target, TargetSpec, pose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,9 +54,9 @@ def explain(
     model: View | nn.Module | str,
     image: ImageSource | Tensor,
     method: str | None = None,
-    target: ClassSpec = None,
+    target: TargetSpec = None,
     *,
-    against: ClassSpec = None,
+    against: TargetSpec = None,
     batch_size: int | None = None,
     **params: Any,
 ) -> Explanation: ...
@@ -67,9 +67,9 @@ def explain(
     model: View | nn.Module | str,
     image: Sequence[ImageSource | Tensor],
     method: str | None = None,
-    target: ClassSpec = None,
+    target: TargetSpec = None,
     *,
-    against: ClassSpec = None,
+    against: TargetSpec = None,
     batch_size: int | None = None,
     **params: Any,
 ) -> list[Explanation]: ...
@@ -79,9 +79,9 @@ def explain(
     model: View | nn.Module | str,
     image: ImageSource | Tensor | Sequence[ImageSource | Tensor],
     method: str | None = None,
-    target: ClassSpec = None,
+    target: TargetSpec = None,
     *,
-    against: ClassSpec = None,
+    against: TargetSpec = None,
     batch_size: int | None = None,
     **params: Any,
 ) -> Explanation | list[Explanation]:
@@ -92,20 +92,22 @@ def explain(
         image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch returns a list.
         method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
         target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
-            models of images and texts, a text that is no class yet becomes one.
-        against: explain the target as opposed to this class.
+            models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group of
+            classes, the similarity to another image, any function.
+        against: explain the target as opposed to this class or target.
         batch_size: images per batch; None = by device.
         params: parameters of the method.
     """
     if "shape" in params:
         raise VitrailError("shape= is a parameter of a method's attribute(): use heatmap() for the map on the image.")
-    view = as_view(model).asked_about(target, against)
-    chosen = build_method(method or default_method(view), view, **params)
+    view = as_view(model)
     several = isinstance(image, list | tuple) or (isinstance(image, Tensor) and image.ndim == 4)
     sources = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
     with own_modes():
+        posed, target, against = pose(view, target, against, lambda source: see(view, source).pixels)
+        chosen = build_method(method or default_method(posed), posed, **params)
         explanations = list(explain_each(chosen, sources, target, against, batch_size))
     return explanations if several else explanations[0]
 
@@ -231,6 +233,7 @@ def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iter
             pixels=picture.pixels.cpu().clone() if picture.from_tensor else None,
             pixels_hash=tensor_hash(picture.pixels) if picture.from_tensor else None,
             error=None if errors is None else errors[i].clone(),
+            measure=view.measure,
         )
 
 

@@ -32,6 +32,7 @@ from vitrail.metrics.measuring import measure_alone, measure_trust
 from vitrail.metrics.trust import Trust
 from vitrail.models.loading import as_view, load
 from vitrail.models.preprocessing import Preprocess
+from vitrail.models.questions import ask
 from vitrail.models.view import View
 from vitrail.show.colours import Scale
 from vitrail.show.figure import display_size, labelled, marked, overlay, png_bytes
@@ -93,6 +94,8 @@ class Explanation:
     grid: tuple[int, int] | None = None  # (rows, columns) of patches; None without tokens
     trusted: Trust | None = None  # the result of ``trust``
     error: Tensor | None = None  # standard deviation of the map, of its shape; None for methods that have none
+    measure: str = "probability"  # what ``probability`` is: of targets that have none, the score
+    pairs: Tensor | None = None  # (N, N): shares of pairs of patches in a similarity, explained by ``decompx``
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
         """The map scaled to [0, 1] at the size of the original image, (H, W); ``outside`` beyond the model's crop."""
@@ -285,9 +288,13 @@ class Explanation:
     def title(self) -> str:
         """The class and its probability."""
         if self.against is None:
-            return f"{self.label} ({self.probability:.1%})"
-        rival = "" if self.against_probability is None else f" {self.against_probability:.1%}"
-        return f"{self.label} {self.probability:.1%} rather than {self.against_label}{rival}"
+            return f"{self.label} ({self._number(self.probability)})"
+        rival = "" if self.against_probability is None else f" {self._number(self.against_probability)}"
+        return f"{self.label} {self._number(self.probability)} rather than {self.against_label}{rival}"
+
+    def _number(self, value: float) -> str:
+        """A probability or a score, as text."""
+        return f"{value:.1%}" if self.measure == "probability" else f"{self.measure} {value:.3f}".replace("-", "−")
 
     @property
     def score_line(self) -> str | None:
@@ -331,7 +338,9 @@ class Explanation:
     @property
     def trust_line(self) -> str | None:
         """The result of ``trust`` in words."""
-        return None if self.trusted is None else f"trust: {self.trusted.words(self._question)}"
+        if self.trusted is None:
+            return None
+        return f"trust: {self.trusted.words(self._question, percent=self.measure == 'probability')}"
 
     @property
     def _question(self) -> str:
@@ -360,7 +369,7 @@ class Explanation:
         remarks = [] if self.class_specific else ["the same for every class"]
         if self.top and self.top[0][0] not in (self.target, self.against):
             _, label, probability = self.top[0]
-            remarks.append(f"predicted: {label} {probability:.1%}")
+            remarks.append(f"predicted: {label} {self._number(probability)}")
         return " · ".join([f"{self.call} on {self.model_name}", *remarks, *scores])
 
     def _method_class(self) -> MethodFactory | None:
@@ -408,6 +417,7 @@ class Explanation:
                 "fingerprint": None if model is None else model.fingerprint(),
                 "load": None if model is None else model.spec,
                 "preprocessing": None if model is None else model.preprocessing.to_dict(),
+                "question": None if model is None else model.question,
             },
             "image": {
                 "path": self.image_path,
@@ -437,6 +447,8 @@ class Explanation:
             "box": list(self.box),
             "map": _pack(self.map),
             "standard_error": None if self.error is None else _pack(self.error),
+            "measure": self.measure,
+            "pairs": None if self.pairs is None else _pack(self.pairs),
         }
 
     def __repr__(self) -> str:
@@ -485,6 +497,8 @@ def open(  # noqa: A001
             grid=None if saved.get("grid") is None else tuple(saved["grid"]),
             trusted=None if saved.get("trust") is None else Trust.from_dict(saved["trust"]),
             error=None if saved.get("standard_error") is None else _unpack(saved["standard_error"]),
+            measure=saved.get("measure", "probability"),
+            pairs=None if saved.get("pairs") is None else _unpack(saved["pairs"]),
             **{name: saved[name] for name in _STORED_FIELDS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -540,6 +554,9 @@ def _find_model(saved: Mapping[str, Any], model: View | nn.Module | str | None, 
     if model is None and not check:
         return None
     view = _load_again(saved, path) if model is None else as_view(model)
+    question = saved.get("question")
+    if question is not None and view.question is None:
+        view = ask(view, question)
     for part, now, then in (
         ("weights", view.fingerprint(), saved["fingerprint"]),
         ("preprocessing", view.preprocessing.to_dict(), saved["preprocessing"]),

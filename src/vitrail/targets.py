@@ -1,20 +1,241 @@
-"""What is asked: a target says which scalar of the network's output is explained, one per image of a batch."""
+"""What is asked: a target says which scalar of the network's output is explained, one per image of a batch.
+
+``Class``, ``Contrast``, ``Group``, ``Text``, ``Similarity`` and ``Callable`` are what callers ask. Each becomes a class of
+a view: the model's own, or one of the same model with another head (``models/questions.py``). So methods and metrics know
+classes alone, as a ``Target``.
+"""
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Callable as Function
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.models.labels import plain_name
+from vitrail.models.questions import Answer, Measure, answering, compared, embed, grouped
 from vitrail.models.view import View
+
+# A path, picture or tensor → (3, H, W), as the model sees it.
+See = Function[[Any], Tensor]
+
+
+class BeyondClass:
+    """A target that is not a class of the model."""
+
+    @classmethod
+    def pose(cls, view: View, questions: Sequence[Any], see: See) -> tuple[View, list[int]]:
+        """A view for one or two questions of this kind, and the class that each is there."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class by index or name: the same as ``target="beagle"``."""
+
+    name: int | str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, for models of images and texts: the same as ``target="a red car"``."""
+
+    prompt: str
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One target rather than another: the same as ``target=`` and ``against=``."""
+
+    target: Any
+    against: Any
+
+
+@dataclass(frozen=True)
+class Group(BeyondClass):
+    """Any of several classes: indices, names, and patterns of names such as ``"*terrier*"``.
+
+    The explained logit is log Σ exp z, the probability the sum. Where classes do not exclude each other (sigmoid heads)
+    it is the probability that any of them applies, all being independent.
+    """
+
+    classes: Sequence[int | str] | str
+    name: str | None = None
+
+    @classmethod
+    def pose(cls, view: View, questions: Sequence[Group], see: See) -> tuple[View, list[int]]:
+        members = [group.members(view) for group in questions]
+        for shared in sorted(set(members[0]) & set(members[-1]) if len(members) > 1 else ()):
+            raise VitrailError(f"{view.label(shared)!r} is both in the target and in what it is opposed to.")
+        names = [group.title(view) for group in questions]
+        if len(set(names)) < len(names):
+            raise VitrailError(f"both groups are called {names[0]!r}: give them names, Group(…, name=).")
+        return grouped(view, dict(zip(names, members, strict=True))), list(range(len(names)))
+
+    def members(self, view: View) -> list[int]:
+        """The indices of the classes."""
+        entries = self.classes.split(",") if isinstance(self.classes, str) else list(self.classes)
+        indices: dict[int, None] = {}
+        for entry in entries:
+            indices |= dict.fromkeys(_matching(view, entry.strip() if isinstance(entry, str) else entry))
+        if not indices:
+            raise VitrailError("a group needs at least one class.")
+        if len(indices) == view.num_classes:
+            raise VitrailError(f"the group holds all {view.num_classes} classes of {view.name}: nothing is left to ask.")
+        return sorted(indices)
+
+    def title(self, view: View) -> str:
+        """Its name, or what it was made of."""
+        if self.name is not None:
+            return self.name
+        if isinstance(self.classes, str):
+            return self.classes
+        members = self.members(view)
+        return view.label(members[0]) if len(members) == 1 else f"any of {len(members)} classes"
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity(BeyondClass):
+    """How similar the image is to another one: the cosine or the dot product of their embeddings.
+
+    An embedding is what the head reads; ``patch=(row, column)``: of the other image, the token of this patch.
+    """
+
+    other: str | Path | Image.Image | np.ndarray | Tensor
+    measure: Measure = "cosine"
+    patch: tuple[int, int] | None = None
+    name: str | None = None
+
+    @classmethod
+    def pose(cls, view: View, questions: Sequence[Similarity], see: See) -> tuple[View, list[int]]:
+        measures = {question.measure for question in questions}
+        if len(measures) > 1 or not measures <= {"cosine", "dot"}:
+            raise VitrailError(f'measure must be "cosine" or "dot", the same for both images, but got {measures}.')
+        embeddings = {}
+        for number, question in enumerate(questions):
+            name = question.title("the other image" if len(questions) == 1 else f"image {number + 1}")
+            embeddings[name] = question.embedding(view, see(question.other)).tolist()
+        if len(embeddings) < len(questions):
+            raise VitrailError("both images have the same name: give them names, Similarity(…, name=).")
+        return compared(view, embeddings, questions[0].measure), list(range(len(questions)))
+
+    def embedding(self, view: View, pixels: Tensor) -> Tensor:
+        """(D,): of the other image or its patch."""
+        token = None if self.patch is None else view.num_prefix + self._patch_number(view)
+        return embed(view, self.measure, pixels[None], token)[0].double().cpu()
+
+    def _patch_number(self, view: View) -> int:
+        assert self.patch is not None
+        (row, column), (rows, columns) = self.patch, view.grid
+        if not (0 <= row < rows and 0 <= column < columns):
+            raise VitrailError(f"{view.name} has {rows} × {columns} patches, so there is no patch {self.patch}.")
+        return row * columns + column
+
+    def title(self, otherwise: str) -> str:
+        """Its name, or that of its file."""
+        name = self.name or (Path(self.other).name if isinstance(self.other, str | Path) else otherwise)
+        return name if self.patch is None else f"patch {self.patch} of {name}"
+
+
+@dataclass(frozen=True)
+class Callable(BeyondClass):
+    """Any function of what the network computes → a number for each image, (B,).
+
+    It gets the tokens (B, n, d) after the final norm, the pooled vectors (B, D) that the head reads and the logits
+    (B, C). Methods that use gradients differentiate it. Models that cannot be seen into give None for the first two.
+    """
+
+    function: Answer
+    name: str | None = None
+
+    @classmethod
+    def pose(cls, view: View, questions: Sequence[Callable], see: See) -> tuple[View, list[int]]:
+        if len(questions) > 1:
+            raise VitrailError("a function is explained by itself: let it return the difference in place of against=.")
+        function = questions[0].function
+        name = questions[0].name or getattr(function, "__name__", "function")
+        return answering(view, function, name), [0]
+
+
+def pose(view: View, target: Any, against: Any, see: See) -> tuple[View, ClassSpec, ClassSpec]:
+    """The view that answers a question, with the classes that ``target`` and ``against`` are there."""
+    if isinstance(target, Contrast):
+        if against is not None:
+            raise VitrailError("a Contrast names what its target is opposed to: leave against= out.")
+        target, against = target.target, target.against
+    target, against = (_plain(view, spec) for spec in (target, against))
+    view = view.asked_about(target, against)
+    questions = [spec for spec in (target, against) if isinstance(spec, BeyondClass)]
+    if not questions:
+        return view, target, against
+    kind = type(questions[0])
+    if kind is Group and against is not None:  # a class is a group of itself
+        questions = [spec if isinstance(spec, Group) else Group([spec]) for spec in (target, against)]
+    if target is None or (against is not None and {type(question) for question in questions} != {kind}):
+        raise VitrailError(f"{target!r} cannot be opposed to {against!r}: both must be questions of one kind.")
+    if against is not None and len(questions) < 2:
+        raise VitrailError(f"a {kind.__name__} can only be opposed to another {kind.__name__}, but got {against!r}.")
+    posed, indices = kind.pose(view, questions, see)
+    return posed, indices[0], indices[1] if len(indices) > 1 else None
+
+
+def read_groups(path: str | Path) -> dict[str, Group]:
+    """Groups from a text file with a line ``name: class, class, …`` for each; # starts a comment."""
+    groups: dict[str, Group] = {}
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise VitrailError(f"cannot read the groups of {path}: {error}.") from None
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        name, colon, classes = (part.strip() for part in text.partition(":"))
+        if text and not (name and colon and classes):
+            raise VitrailError(f"line {number} of {path} is {line!r}: expected `name: class, class, …`.")
+        if name in groups:
+            raise VitrailError(f"{path} holds the group {name!r} twice.")
+        if text:
+            groups[name] = Group(classes, name)
+    return groups
+
+
+def _plain(view: View, spec: Any) -> Any:
+    """A class or text as callers may also write it."""
+    if isinstance(spec, Text):
+        if not isinstance(spec.prompt, str) or not spec.prompt.strip():
+            raise VitrailError(f"a prompt is a text that is not empty, but got {spec.prompt!r}.")
+        if not view.reads_texts:
+            raise VitrailError(
+                f"{view.name} is a classifier and reads no texts: ask about one of its classes, or load a model of "
+                "images and texts with prompts=."
+            )
+        return spec.prompt
+    return spec.name if isinstance(spec, Class) else spec
+
+
+def _matching(view: View, entry: int | str) -> list[int]:
+    """The classes that an index, a name or a pattern means."""
+    if isinstance(entry, str) and any(sign in entry for sign in "*?["):
+        wanted = plain_name(entry)
+        labels = [] if view.labels is None else [plain_name(label) for label in view.labels]
+        matches = [index for index, label in enumerate(labels) if fnmatch.fnmatchcase(label, wanted)]
+        if not matches:
+            raise VitrailError(f"no class of {view.name} matches {entry!r}.")
+        return matches
+    return [view.class_index(entry)]
+
 
 # A class by index or name, one per image, or None for the predicted one.
 ClassSpec = int | str | Sequence[int | str] | Tensor | None
+# The same, or any other target.
+TargetSpec = ClassSpec | Class | Text | Contrast | BeyondClass
 
 
 @dataclass(frozen=True)

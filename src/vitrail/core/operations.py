@@ -152,12 +152,15 @@ class Walk:
             self.recorder.see("readout", layer, _first(x, 2))
             first, second = (self.linear(x[:, i], linear, layer) for i, linear in enumerate(head.linears))
             half = first.new_tensor(0.5)
-            return self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
+            logits = self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
+            return logits if head.answer is None else head.answer(x, x[:, :2].mean(1), logits)[:, None]
         pooled = self.norm(self.pool(x, head, layer), head.pooled_norm, layer)
         if head.dense is not None:
             pooled = self.linear(pooled, head.dense, layer)
             pooled = pooled if head.activation is None else self.rule.activate(pooled, head.activation)
-        return self.linear(self.norm(pooled, head.unit, layer), head.linears[0], layer)
+        pooled = self.norm(pooled, head.unit, layer)
+        logits = self.linear(pooled, head.linears[0], layer)
+        return logits if head.answer is None else head.answer(x, pooled, logits)[:, None]
 
     def pool(self, x: Tensor, head: Head, layer: int) -> Tensor:
         """(B, n, d) → (B, d), or (B, 2d) for ``token_and_mean``."""
@@ -184,8 +187,8 @@ class Walk:
                 assert head.attention_pool is not None
                 return self.attention_pool(patches, head.attention_pool, layer)
             case _:
-                self.recorder.see("readout", layer, _first(x, 1))
-                return x[:, 0]
+                self.recorder.see("readout", layer, _only(x, head.token))
+                return x[:, head.token]
 
     def attention_pool(self, patches: Tensor, pool: AttentionPool, layer: int) -> Tensor:
         query = pool.query.expand(patches.shape[0], -1, -1)
@@ -264,6 +267,13 @@ def _first(x: Tensor, count: int) -> Tensor:
     """(B, n): equal shares of the first tokens."""
     readout = torch.zeros_like(x[..., 0])
     readout[:, :count] = 1 / count
+    return readout
+
+
+def _only(x: Tensor, token: int) -> Tensor:
+    """(B, n): all of one token."""
+    readout = torch.zeros_like(x[..., 0])
+    readout[:, token] = 1
     return readout
 
 

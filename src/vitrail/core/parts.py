@@ -117,10 +117,12 @@ PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "
 class Head:
     """From the last block to the logits: final norm, pooling, norm of the pooled vector, linear head(s).
 
+    ``token`` is the number of the token that a head with ``pool="token"`` reads.
     ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``dense`` and
     its ``activation`` stand before the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``,
-    CLIP's projection, which has no activation), and after them the ``unit`` norm of embeddings that texts are compared
-    with.
+    CLIP's projection, which has no activation), and after them the ``unit`` norm of embeddings that texts or other
+    images are compared with. ``answer`` replaces the logits by a function of all that the head has seen: the tokens
+    (B, n, d) after the norm, the pooled vectors (B, D) and the logits (B, C) → (B,).
     """
 
     norm: Norm | None
@@ -132,11 +134,13 @@ class Head:
     dense: Linear | None = None
     activation: Activation | None = "tanh"
     unit: Norm | None = None
+    token: int = 0
+    answer: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     @property
     def reads(self) -> int | None:
         """Number of leading tokens that it reads; None = it needs the patches as well."""
-        return {"token": 1, "pair": 2}.get(self.pool)
+        return None if self.answer is not None else {"token": self.token + 1, "pair": 2}.get(self.pool)
 
 
 @dataclass(frozen=True, slots=True)

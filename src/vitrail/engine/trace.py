@@ -169,8 +169,19 @@ def make_trace(view: View, parts: Architecture | None, images: Tensor, target: T
         early = [Walk(parts, rule).head(x, parts.head, len(parts.blocks)) for x in recorder.early]
         objective = y + sum(target.score(view, logits, spec.output) for logits in early)
         made = replace(recorder.finish(logits.detach(), y, objective), parts=parts)
+    if made.pooled_bias is not None and view.groups and spec.output == "logit":
+        made = replace(made, pooled_bias=made.pooled_bias + _constant(view, made.logits, target))
     passed(len(images))
     return made
+
+
+@torch.enable_grad()
+def _constant(view: View, logits: Tensor, target: Target) -> Tensor:
+    """(B,): what the score of a group is beyond a weighted sum of its logits, the entropy of the weights: a bias."""
+    logits = logits.clone().requires_grad_()
+    y = target.score(view, logits, "logit")
+    (weights,) = torch.autograd.grad(y.sum(), logits)
+    return (y - (weights * logits).sum(1)).detach()
 
 
 def join_traces(traces: Sequence[Trace]) -> Trace:

@@ -95,7 +95,8 @@ class Posterior(TokenMethod, SturdyMaskMethod):
 
     def fit(self, subject: Subject, prior_map: Tensor) -> Asking[Fit]:
         """Asks for the scores of subsets, all at once or, with ``until``, round by round."""
-        scorer = self.scorer(subject, "probability" if subject.target.against is None else "logit")
+        bounded = subject.target.against is None and self.model.output != "score"
+        scorer = self.scorer(subject, "probability" if bounded else "logit")
         features = features_of(subject, self.model, "norm1").flatten(1).T
         model = Additive(in_double(prior_map.flatten()), in_double(features), self.model.grid, self.smoothing)
         subsets = model.draw(self.masks, self.seed)

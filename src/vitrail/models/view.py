@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 import operator
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from vitrail.core.parts import Architecture, Block
     from vitrail.models.preprocessing import Preprocess
 
-Output = Literal["softmax", "sigmoid"]
+# What becomes of the logits: probabilities or, for outputs that are no classes, nothing.
+Output = Literal["softmax", "sigmoid", "score"]
 
 CELLS = (14, 14)  # of a model without tokens
 
@@ -41,6 +44,12 @@ class View:
     output: Output = "softmax"
     spec: dict[str, Any] | None = None
     note: str = field(default="", kw_only=True)  # one sentence a user should see, e.g. "random weights"
+    # outputs that count as one class, the first classes of the view; the others follow in their order
+    groups: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
+    # of a view that answers a question about something else than its classes: the question, as values of JSON, and for
+    # models that cannot be seen into the function of the logits that answers it
+    question: dict[str, Any] | None = field(default=None, kw_only=True)
+    answer: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, kw_only=True)
     known_fingerprint: str | None = field(default=None, kw_only=True)  # set where the weights cannot change
 
     def __repr__(self) -> str:
@@ -76,8 +85,10 @@ class View:
 
     @property
     def num_classes(self) -> int:
-        """A head with one output has two classes: no and yes."""
-        return max(2, self.num_outputs)
+        """A head with one output has two classes, no and yes, unless it is a score."""
+        if self.output == "score":
+            return self.num_outputs if self.answer is None else 1
+        return max(2, self.num_outputs) - sum(len(group) - 1 for group in self.groups)
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """An upright RGB image → (C, H, W), as the model was trained to see it."""
@@ -103,6 +114,7 @@ class View:
     # What a view can do beyond logits. A plain ViT has tokens; a hierarchical one has stages with features.
 
     has_tokens: ClassVar[bool] = False
+    reads_texts: ClassVar[bool] = False  # whether its classes are texts, and others can be asked about
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -181,21 +193,49 @@ class View:
         )
 
     def class_scores(self, logits: Tensor) -> Tensor:
-        """(B, C) logits, one column per class: a head with one output z has the classes −z and +z."""
-        return torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
+        """(B, C) logits, one column per class: a head with one output z has the classes −z and +z.
+
+        The score of a group is log Σ exp z, so that its probability is the sum of its members'. Where classes do not
+        exclude each other (sigmoid), it is the log-odds that any member applies, all being independent.
+        """
+        if self.output == "score":
+            return logits if self.answer is None else self.answer(None, None, logits)[:, None]
+        scores = torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
+        if not self.groups:
+            return scores
+        any_of = _log_sum if self.output == "softmax" else _log_odds_of_any
+        groups = [any_of(scores[:, list(group)]) for group in self.groups]
+        return torch.cat([torch.stack(groups, 1), scores[:, self.ungrouped]], dim=1)
+
+    @property
+    def ungrouped(self) -> list[int]:
+        """The outputs that belong to no group."""
+        grouped = {index for group in self.groups for index in group}
+        return [index for index in range(max(2, self.num_outputs)) if index not in grouped]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Softmax, or sigmoid for one-output and multi-label heads, in fp32 or better."""
+        """Softmax, or sigmoid for one-output and multi-label heads, in fp32 or better; a score stays as it is."""
         scores = self.class_scores(logits)
         scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        if self.output == "score":
+            return scores
         return scores.sigmoid() if self.output == "sigmoid" or logits.shape[1] == 1 else scores.softmax(1)
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """The logarithms of ``probabilities``, which do not vanish where these do."""
+        """The logarithms of ``probabilities``, which do not vanish where these do; a score stays as it is."""
         scores = self.class_scores(logits)
         scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        if self.output == "score":
+            return scores
         single = self.output == "sigmoid" or logits.shape[1] == 1
-        return torch.nn.functional.logsigmoid(scores) if single else scores.log_softmax(1)
+        return F.logsigmoid(scores) if single else scores.log_softmax(1)
+
+    @property
+    def measure(self) -> str:
+        """What ``probabilities`` are called: "probability", or the name of a score."""
+        if self.output != "score":
+            return "probability"
+        return (self.question or {}).get("measure", "score")
 
     def score(self, logits: Tensor, target: Tensor | None, against: Tensor | None, output: str) -> Tensor:
         """(B,): the explained number, z_target or p_target, minus that of ``against`` where given."""
@@ -241,6 +281,16 @@ class View:
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
 
+    def asking(
+        self, question: dict[str, Any], labels: Sequence[str] | None, output: Output | None = None
+    ) -> Self:
+        """A view of the same model for a question."""
+        if self.question is not None:
+            raise VitrailError(f"{self.name} is a view for a question already: ask its model, not the view.")
+        return replace(
+            self, question=question, labels=labels, output=output or self.output, known_fingerprint=None
+        )
+
     def asked_about(self, *classes: Any) -> View:
         """A view that has these classes: this one, unless its classes are prompts."""
         return self
@@ -264,12 +314,25 @@ class View:
         for name, tensor in sorted(self.module.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        if self.question is not None:
+            digest.update(json.dumps(self.question).encode())
         return digest.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> View:
         """Moves the model (in place, as torch does) and returns the view."""
         self.module.to(device=device, dtype=dtype)
         return self
+
+
+def _log_sum(scores: Tensor) -> Tensor:
+    """(B, k) → (B,): the logit of a group of classes of which one applies."""
+    return scores.logsumexp(1)
+
+
+def _log_odds_of_any(scores: Tensor) -> Tensor:
+    """(B, k) → (B,): the log-odds of 1 − Π (1 − σ(z)), log(exp(s) − 1) with s = Σ softplus(z)."""
+    total = F.softplus(scores).sum(1)
+    return total + torch.log(-torch.expm1(-total))
 
 
 def check_floats(images: Any) -> None:

@@ -51,7 +51,8 @@ class ViT(View):
 
     @property
     def num_outputs(self) -> int:
-        return self.architecture().head.linears[0].weight.shape[0]
+        head = self.architecture().head
+        return head.linears[0].weight.shape[0] if head.answer is None else 1
 
     @cached_property
     def num_prefix(self) -> int:

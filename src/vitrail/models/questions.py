@@ -1,0 +1,117 @@
+"""Views of the same model that answer another question than its head: groups of classes, similarity, any function.
+
+A question is made of values that JSON can hold, so that a stored explanation can ask it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.core.operations import Walk
+from vitrail.core.parts import Architecture, Head, Linear, Norm, converted
+from vitrail.errors import VitrailError
+from vitrail.models.view import View
+from vitrail.models.vit import ViT
+
+Measure = Literal["cosine", "dot"]
+# The tokens (B, n, d) after the final norm, the pooled vectors (B, D), the logits (B, C) → (B,); the first two are None
+# for models that cannot be seen into.
+Answer = Callable[[Any, Any, Tensor], Tensor]
+
+
+def ask(view: View, question: Mapping[str, Any]) -> View:
+    """The view that a stored question was asked of."""
+    match question:
+        case {"kind": "groups", "groups": groups}:
+            return grouped(view, groups)
+        case {"kind": "similarity", "embeddings": embeddings, "measure": measure}:
+            return compared(view, embeddings, measure)
+        case {"kind": "function", "name": name}:
+            raise VitrailError(f"the function {name!r} was explained, which is not stored: give its view as model=.")
+    raise VitrailError(f"unknown question {question.get('kind')!r}: the file is of another version of vitrail.")
+
+
+def grouped(view: View, groups: Mapping[str, Sequence[int]]) -> View:
+    """A view whose first classes are groups of classes, followed by the classes that are in no group."""
+    view = replace(view, groups=tuple(tuple(members) for members in groups.values()))
+    labels = (*groups, *(view.label(index) for index in view.ungrouped))
+    return view.asking({"kind": "groups", "groups": {name: list(members) for name, members in groups.items()}}, labels)
+
+
+def embedding(view: View, measure: Measure, token: int | None = None) -> ViT:
+    """A view whose outputs are the channels of what the head reads, or of one token; of length 1 for the cosine."""
+    head = partial(_embedding_head, measure=measure, token=token)
+    return _with_head(view, head, {"kind": "embedding", "measure": measure, "token": token})
+
+
+@torch.inference_mode()
+def embed(view: View, measure: Measure, images: Tensor, token: int | None = None) -> Tensor:
+    """(B, D): the embeddings of preprocessed images, in at least single precision."""
+    asked = embedding(view, measure, token)
+    walk = Walk(converted(asked.architecture(), asked.precision))
+    return walk.encode(walk.embed(asked.check_images(images, asked.precision)))
+
+
+def compared(view: View, embeddings: Mapping[str, Sequence[float]], measure: Measure) -> ViT:
+    """A view whose outputs are the similarities to embeddings, one for each name."""
+    weights = torch.tensor([list(values) for values in embeddings.values()], dtype=torch.float64)
+    question = {"kind": "similarity", "embeddings": dict(embeddings), "measure": measure}
+    head = partial(_comparing_head, weights=weights, measure=measure)
+    return _with_head(view, head, question, [f"similarity to {name}" for name in embeddings])
+
+
+def answering(view: View, answer: Answer, name: str) -> View:
+    """A view whose output is any function of what the network computes."""
+    question = {"kind": "function", "name": name}
+    checked = partial(_checked, answer, name)
+    if not isinstance(view, ViT):
+        return replace(view, answer=checked).asking(question, (name,), "score")
+    return _with_head(view, partial(replace, answer=checked), question, (name,))
+
+
+def _with_head(
+    view: View, change: Callable[[Head], Head], question: dict[str, Any], labels: Sequence[str] | None = None
+) -> ViT:
+    if not isinstance(view, ViT):
+        raise VitrailError(f"{view.name} has no embedding that can be compared: expected a plain Vision Transformer.")
+    asked = replace(view, describe=partial(_described, view.describe, change))
+    return asked.asking(question, labels, "score")
+
+
+def _described(describe: Callable[[], Architecture], change: Callable[[Head], Head]) -> Architecture:
+    parts = describe()
+    return replace(parts, head=change(parts.head))
+
+
+def _embedding_head(head: Head, measure: Measure, token: int | None) -> Head:
+    if token is not None:
+        if head.pool not in ("token", "mean"):
+            raise VitrailError(f"its head pools by {head.pool!r}, so that a patch has no embedding: leave patch= out.")
+        head = replace(head, pool="token", token=token)
+    like = head.linears[0].weight
+    return _comparing_head(head, torch.eye(like.shape[1], device=like.device, dtype=like.dtype), measure)
+
+
+def _comparing_head(head: Head, weights: Tensor, measure: Measure) -> Head:
+    if head.pool == "pair":
+        raise VitrailError(
+            "a distilled model reads two tokens with two heads and has no single embedding: use a model with one head."
+        )
+    like = head.linears[0].weight
+    width = like.shape[1]
+    unit = Norm(width, 0.0, like.new_full((width,), width**-0.5), rms=True)  # x / |x|
+    return replace(head, linears=(Linear(weights.to(like), None),), unit=unit if measure == "cosine" else None)
+
+
+def _checked(answer: Answer, name: str, tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
+    values = answer(tokens, pooled, logits)
+    if not isinstance(values, Tensor) or tuple(values.shape) != (len(logits),) or not values.is_floating_point():
+        shape = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise VitrailError(f"{name} must return a number for each image, floats of shape ({len(logits)},), not {shape}.")
+    return values
