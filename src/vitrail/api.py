@@ -34,14 +34,17 @@ from vitrail.evaluation import (
 )
 from vitrail.explanation import Explanation, tensor_hash
 from vitrail.methods.base import Attribution, Method
+from vitrail.methods.decomposition import DecompX
 from vitrail.methods.masking import MaskMethod
+from vitrail.methods.pairs import ask_pairs
 from vitrail.methods.registry import build_method
 from vitrail.methods.storage import ask_storage
 from vitrail.metrics.base import Metric
 from vitrail.models.loading import as_view
+from vitrail.models.questions import embedding
 from vitrail.models.view import View, check_floats
 from vitrail.progress import counted
-from vitrail.targets import ClassSpec, Target, TargetSpec, pose
+from vitrail.targets import ClassSpec, Similarity, Target, TargetSpec, pose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,10 +109,29 @@ def explain(
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
     with own_modes():
-        posed, target, against = pose(view, target, against, lambda source: see(view, source).pixels)
+        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels)
         chosen = build_method(method or default_method(posed), posed, **params)
-        explanations = list(explain_each(chosen, sources, target, against, batch_size))
+        pictures = [see(view, source) for source in sources] if isinstance(target, Similarity) else sources
+        explanations = list(explain_each(chosen, pictures, index, rival, batch_size))
+        if isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
+            other = see(view, target.other).pixels
+            for explanation, picture in zip(explanations, pictures, strict=True):
+                _add_pairs(explanation, target, view, picture.pixels, other, chosen.start_layer)
     return explanations if several else explanations[0]
+
+
+def _add_pairs(
+    explanation: Explanation, target: Similarity, view: View, pixels: Tensor, other: Tensor, layer: int
+) -> None:
+    """Splits a similarity into the shares of pairs of patches."""
+    sides = [
+        (embedding(view, target.measure, token), view.check_images(image[None], view.precision))
+        for image, token in ((pixels, None), (other, target.token(view)))
+    ]
+    with counted(sum(side.num_outputs for side, _ in sides), "pairs", "channel") as bar:
+        (pairs,) = Scheduler().run([ask_pairs(sides[0], sides[1], layer, bar)])
+    explanation.pairs = pairs.shares.float().cpu()
+    explanation.extras |= {"score_pairs": float(pairs.shares.sum()), "score_pairs_rest": float(pairs.rest)}
 
 
 def explain_each(

@@ -129,15 +129,16 @@ class Similarity(BeyondClass):
 
     def embedding(self, view: View, pixels: Tensor) -> Tensor:
         """(D,): of the other image or its patch."""
-        token = None if self.patch is None else view.num_prefix + self._patch_number(view)
-        return embed(view, self.measure, pixels[None], token)[0].double().cpu()
+        return embed(view, self.measure, pixels[None], self.token(view))[0].double().cpu()
 
-    def _patch_number(self, view: View) -> int:
-        assert self.patch is not None
+    def token(self, view: View) -> int | None:
+        """The number of the token that ``patch`` is."""
+        if self.patch is None:
+            return None
         (row, column), (rows, columns) = self.patch, view.grid
         if not (0 <= row < rows and 0 <= column < columns):
             raise VitrailError(f"{view.name} has {rows} × {columns} patches, so there is no patch {self.patch}.")
-        return row * columns + column
+        return view.num_prefix + row * columns + column
 
     def title(self, otherwise: str) -> str:
         """Its name, or that of its file."""
@@ -177,6 +178,8 @@ def pose(view: View, target: Any, against: Any, see: See) -> tuple[View, ClassSp
     if not questions:
         return view, target, against
     kind = type(questions[0])
+    if kind is Group and target is None:  # the predicted class
+        return kind.pose(view, [against], see)[0], None, 0
     if kind is Group and against is not None:  # a class is a group of itself
         questions = [spec if isinstance(spec, Group) else Group([spec]) for spec in (target, against)]
     if target is None or (against is not None and {type(question) for question in questions} != {kind}):
