@@ -61,6 +61,7 @@ def explain(
     *,
     against: TargetSpec = None,
     batch_size: int | None = None,
+    pairs: bool = True,
     **params: Any,
 ) -> Explanation: ...
 
@@ -74,6 +75,7 @@ def explain(
     *,
     against: TargetSpec = None,
     batch_size: int | None = None,
+    pairs: bool = True,
     **params: Any,
 ) -> list[Explanation]: ...
 
@@ -86,6 +88,7 @@ def explain(
     *,
     against: TargetSpec = None,
     batch_size: int | None = None,
+    pairs: bool = True,
     **params: Any,
 ) -> Explanation | list[Explanation]:
     """Explains the prediction of a model for an image.
@@ -95,10 +98,12 @@ def explain(
         image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch returns a list.
         method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
         target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
-            models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group of
-            classes, the similarity to another image, any function.
+            models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group
+            of classes, the similarity to another image, any function.
         against: explain the target as opposed to this class or target.
         batch_size: images per batch; None = by device.
+        pairs: with "decompx" and a ``Similarity``, also split it into pairs of patches: two backward passes for each
+            channel of the embedding.
         params: parameters of the method.
     """
     if "shape" in params:
@@ -113,7 +118,7 @@ def explain(
         chosen = build_method(method or default_method(posed), posed, **params)
         pictures = [see(view, source) for source in sources] if isinstance(target, Similarity) else sources
         explanations = list(explain_each(chosen, pictures, index, rival, batch_size))
-        if isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
+        if pairs and isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
             other = see(view, target.other).pixels
             for explanation, picture in zip(explanations, pictures, strict=True):
                 _add_pairs(explanation, target, view, picture.pixels, other, chosen.start_layer)
@@ -129,9 +134,9 @@ def _add_pairs(
         for image, token in ((pixels, None), (other, target.token(view)))
     ]
     with counted(sum(side.num_outputs for side, _ in sides), "pairs", "channel") as bar:
-        (pairs,) = Scheduler().run([ask_pairs(sides[0], sides[1], layer, bar)])
-    explanation.pairs = pairs.shares.float().cpu()
-    explanation.extras |= {"score_pairs": float(pairs.shares.sum()), "score_pairs_rest": float(pairs.rest)}
+        (split,) = Scheduler().run([ask_pairs(sides[0], sides[1], layer, bar)])
+    explanation.pairs = split.shares.float().cpu()
+    explanation.extras |= {"score_pairs": float(split.shares.sum()), "score_pairs_rest": float(split.rest)}
 
 
 def explain_each(

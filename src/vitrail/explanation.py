@@ -121,9 +121,10 @@ class Explanation:
             storage: "hide" draws patches that the network uses as storage as if they had no evidence.
             uncertain: "show" draws values whose sign is uncertain, which are faded where ``error`` is known, in full.
         """
-        return self._overlay(Look(colormap, alpha, style, storage, uncertain), mode)
+        return self.draw(Look(colormap, alpha, style, storage, uncertain), mode)
 
-    def _overlay(self, look: Look, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
+    def draw(self, look: Look = DEFAULT_LOOK, mode: Literal["bilinear", "nearest"] = "bilinear") -> Image.Image:
+        """As ``overlay``, with a look."""
         mode = "nearest" if look.style == "blocks" else mode
         values = self._shown(mode, look)
         photo = self.image.resize((values.shape[1], values.shape[0]), Image.Resampling.LANCZOS)
@@ -133,10 +134,10 @@ class Explanation:
         drawing = overlay(
             photo, values, self.signed, look.alpha, colormap=look.colormap, style=look.style, weights=weights
         )
-        return marked(drawing, [self._patch(index) for index in self.storage]) if self.storage else drawing
+        return marked(drawing, [self.patch_box(index) for index in self.storage]) if self.storage else drawing
 
-    def _patch(self, index: int) -> tuple[float, float, float, float]:
-        """The box of a patch at the display size of the image."""
+    def patch_box(self, index: int) -> tuple[float, float, float, float]:
+        """The box of a patch, counted row by row, at the display size of the image."""
         assert self.grid is not None
         (row, column), (left, top, right, bottom) = divmod(index, self.grid[1]), self._display_box()
         across, down = (right - left) / self.grid[1], (bottom - top) / self.grid[0]
@@ -238,7 +239,7 @@ class Explanation:
         if error_line and look.uncertain == "fade" and look.style != "outline":
             error_line += " (the rest is faded)"
         lines = (self.detail, self.score_line, error_line, self.storage_line, self.trust_line)
-        return labelled(self._overlay(look), self.title, [line for line in lines if line], [self.legend(look)])
+        return labelled(self.draw(look), self.title, [line for line in lines if line], [self.legend(look)])
 
     def legend(self, look: Look = DEFAULT_LOOK) -> Legend:
         """What the colours of the map mean."""

@@ -89,7 +89,9 @@ class Group(BeyondClass):
         if not indices:
             raise VitrailError("a group needs at least one class.")
         if len(indices) == view.num_classes:
-            raise VitrailError(f"the group holds all {view.num_classes} classes of {view.name}: nothing is left to ask.")
+            raise VitrailError(
+                f"the group holds all {view.num_classes} classes of {view.name}: nothing is left to ask."
+            )
         return sorted(indices)
 
     def title(self, view: View) -> str:

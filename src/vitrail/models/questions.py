@@ -113,5 +113,7 @@ def _checked(answer: Answer, name: str, tokens: Any, pooled: Any, logits: Tensor
     values = answer(tokens, pooled, logits)
     if not isinstance(values, Tensor) or tuple(values.shape) != (len(logits),) or not values.is_floating_point():
         shape = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise VitrailError(f"{name} must return a number for each image, floats of shape ({len(logits)},), not {shape}.")
+        raise VitrailError(
+            f"{name} must return a number for each image, floats of shape ({len(logits)},), not {shape}."
+        )
     return values

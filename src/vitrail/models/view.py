@@ -281,15 +281,11 @@ class View:
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
 
-    def asking(
-        self, question: dict[str, Any], labels: Sequence[str] | None, output: Output | None = None
-    ) -> Self:
+    def asking(self, question: dict[str, Any], labels: Sequence[str] | None, output: Output | None = None) -> Self:
         """A view of the same model for a question."""
         if self.question is not None:
             raise VitrailError(f"{self.name} is a view for a question already: ask its model, not the view.")
-        return replace(
-            self, question=question, labels=labels, output=output or self.output, known_fingerprint=None
-        )
+        return replace(self, question=question, labels=labels, output=output or self.output, known_fingerprint=None)
 
     def asked_about(self, *classes: Any) -> View:
         """A view that has these classes: this one, unless its classes are prompts."""

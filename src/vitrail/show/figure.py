@@ -16,6 +16,7 @@ from vitrail.show.look import ALPHA, Look
 from vitrail.show.pixels import as_image, blended, hatched, outlined
 from vitrail.show.text import Paragraph, fit_text
 
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 SHORT_SIDE, LONG_SIDE, THUMBNAIL = 384, 1600, 320
 """The smallest short side and the largest long side of a picture, and the long side of a thumbnail, in pixels."""
 
@@ -64,7 +65,7 @@ def overlay(
     return as_image(np.where(unseen[..., None], hatched(photo), drawing) if unseen.any() else drawing)
 
 
-def marked(image: Image.Image, boxes: Sequence[tuple[float, float, float, float]]) -> Image.Image:
+def marked(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
     """Draws a diamond in each box (left, top, right, bottom)."""
     page, width = image.copy(), max(2, min(image.size) // 160)
     pen = ImageDraw.Draw(page)
@@ -73,6 +74,31 @@ def marked(image: Image.Image, boxes: Sequence[tuple[float, float, float, float]
         corners = [(x, y - reach), (x + reach, y), (x, y + reach), (x - reach, y)]
         for ink, thickness in ((PAPER, 3 * width), (INK, width)):
             pen.line([*corners, *corners[:2]], fill=ink, width=thickness, joint="curve")
+    return page
+
+
+def linked(
+    first: Image.Image, second: Image.Image, links: Sequence[tuple[Box, Box, float]], apart: int = 4 * _GAP
+) -> Image.Image:
+    """Two pictures side by side; each link frames a box of either and connects them, the wider the larger its weight."""
+    height = max(first.height, second.height)
+    page = Image.new("RGB", (first.width + apart + second.width, height), PAPER)
+    corners = [(0, (height - first.height) // 2), (first.width + apart, (height - second.height) // 2)]
+    for picture, corner in zip((first, second), corners, strict=True):
+        page.paste(picture.convert("RGB"), corner)
+    pen, unit = ImageDraw.Draw(page), max(2, height // 200)
+    largest = max((weight for *_, weight in links), default=1.0)
+    for box, other, weight in reversed(links):  # the largest on top
+        moved = [
+            (left + x, top + y, right + x, bottom + y)
+            for (left, top, right, bottom), (x, y) in zip((box, other), corners, strict=True)
+        ]
+        ends = [((left + right) / 2, (top + bottom) / 2) for left, top, right, bottom in moved]
+        width = max(1, round(2 * unit * weight / largest))
+        for ink, more in ((PAPER, 2), (INK, 0)):
+            pen.line(ends, fill=ink, width=width + more)
+            for frame in moved:
+                pen.rectangle(frame, outline=ink, width=unit + more)
     return page
 
 
