@@ -110,18 +110,17 @@ def explain(
         raise VitrailError("shape= is a parameter of a method's attribute(): use heatmap() for the map on the image.")
     view = as_view(model)
     several = isinstance(image, list | tuple) or (isinstance(image, Tensor) and image.ndim == 4)
-    sources = list(image) if several else [image]  # type: ignore[arg-type]
+    sources: list[Any] = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
     with own_modes():
         posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels)
         chosen = build_method(method or default_method(posed), posed, **params)
-        pictures = [see(view, source) for source in sources] if isinstance(target, Similarity) else sources
-        explanations = list(explain_each(chosen, pictures, index, rival, batch_size))
+        explanations = list(explain_each(chosen, sources, index, rival, batch_size))
         if pairs and isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
             other = see(view, target.other).pixels
-            for explanation, picture in zip(explanations, pictures, strict=True):
-                _add_pairs(explanation, target, view, picture.pixels, other, chosen.start_layer)
+            for explanation, source in zip(explanations, sources, strict=True):
+                _add_pairs(explanation, target, view, see(view, source).pixels, other, chosen.start_layer)
     return explanations if several else explanations[0]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitrail.api import explain
 from vitrail.data.images import ImageSource
 from vitrail.errors import VitrailError
-from vitrail.explanation import FORMATS, Explanation
+from vitrail.explanation import Explanation
 from vitrail.files import write_together
 from vitrail.models.loading import as_view
 from vitrail.models.questions import Measure
@@ -71,9 +71,7 @@ class SimilarImages:
         """Writes the picture and, beside it, a JSON file with both explanations; both or none."""
         path = Path(path) if Path(path).suffix else Path(path).with_suffix(".png")
         if path.suffix.lower() != ".png":
-            raise VitrailError(
-                f"cannot save a picture as {path.name!r}: expected .png, not one of {', '.join(FORMATS)}."
-            )
+            raise VitrailError(f"cannot save a picture as {path.name!r}: expected .png.")
         values = {"vitrail": __version__, "first": self.first.to_dict(), "second": self.second.to_dict()}
         text = json.dumps(values, indent=1, ensure_ascii=False, default=str)
         picture = png_bytes(self.picture(links, look))

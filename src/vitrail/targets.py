@@ -1,8 +1,8 @@
 """What is asked: a target says which scalar of the network's output is explained, one per image of a batch.
 
-``Class``, ``Contrast``, ``Group``, ``Text``, ``Similarity`` and ``Callable`` are what callers ask. Each becomes a class of
-a view: the model's own, or one of the same model with another head (``models/questions.py``). So methods and metrics know
-classes alone, as a ``Target``.
+``Class``, ``Contrast``, ``Group``, ``Text``, ``Similarity`` and ``Callable`` are what callers ask. Each becomes a class
+of a view: the model's own, or one of the same model with another head (``models/questions.py``). So methods and metrics
+know classes alone, as a ``Target``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import fnmatch
 from collections.abc import Callable as Function
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class Similarity(BeyondClass):
     An embedding is what the head reads; ``patch=(row, column)``: of the other image, the token of this patch.
     """
 
-    other: str | Path | Image.Image | np.ndarray | Tensor
+    other: str | PathLike[str] | Image.Image | np.ndarray[Any, Any] | Tensor
     measure: Measure = "cosine"
     patch: tuple[int, int] | None = None
     name: str | None = None
@@ -144,7 +145,7 @@ class Similarity(BeyondClass):
 
     def title(self, otherwise: str) -> str:
         """Its name, or that of its file."""
-        name = self.name or (Path(self.other).name if isinstance(self.other, str | Path) else otherwise)
+        name = self.name or (Path(self.other).name if isinstance(self.other, str | PathLike) else otherwise)
         return name if self.patch is None else f"patch {self.patch} of {name}"
 
 
@@ -164,7 +165,7 @@ class Callable(BeyondClass):
         if len(questions) > 1:
             raise VitrailError("a function is explained by itself: let it return the difference in place of against=.")
         function = questions[0].function
-        name = questions[0].name or getattr(function, "__name__", "function")
+        name = questions[0].name or getattr(function, "__name__", None) or type(function).__name__
         return answering(view, function, name), [0]
 
 

@@ -112,8 +112,6 @@ def _comparing_head(head: Head, weights: Tensor, measure: Measure) -> Head:
 def _checked(answer: Answer, name: str, tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
     values = answer(tokens, pooled, logits)
     if not isinstance(values, Tensor) or tuple(values.shape) != (len(logits),) or not values.is_floating_point():
-        shape = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise VitrailError(
-            f"{name} must return a number for each image, floats of shape ({len(logits)},), not {shape}."
-        )
+        kind = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise VitrailError(f"{name} must return floats of shape ({len(logits)},), one per image, but got {kind}.")
     return values

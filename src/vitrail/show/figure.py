@@ -80,7 +80,7 @@ def marked(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
 def linked(
     first: Image.Image, second: Image.Image, links: Sequence[tuple[Box, Box, float]], apart: int = 4 * _GAP
 ) -> Image.Image:
-    """Two pictures side by side; each link frames a box of either and connects them, the wider the larger its weight."""
+    """Two pictures side by side; a link frames a box of either and connects them by a line as wide as its weight."""
     height = max(first.height, second.height)
     page = Image.new("RGB", (first.width + apart + second.width, height), PAPER)
     corners = [(0, (height - first.height) // 2), (first.width + apart, (height - second.height) // 2)]
