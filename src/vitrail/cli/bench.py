@@ -33,7 +33,7 @@ SUITES = ("leaderboard",)
 LINE_EVERY = 30.0  # seconds
 
 
-@options.grouped(load_options=options.MODEL)
+@options.grouped(load_options=options.load_options)
 def bench(
     *,
     plan: Annotated[

@@ -91,7 +91,7 @@ class Report:
         return sum(bool(row["error"]) for row in self.rows)
 
 
-@options.grouped(load_options=options.MODEL, look=options.LOOK)
+@options.grouped(load_options=options.load_options, look=options.look)
 def explain(
     *,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER", help="Images, or folders of images.")],
