@@ -22,7 +22,8 @@ from vitrail.bench.run import Step, run
 from vitrail.bench.store import Store
 from vitrail.cli import board as boards
 from vitrail.cli.bench import watch_run
-from vitrail.cli.board import Board, Tally, board_of, duration, image_ids
+from vitrail.cli.board import Board, Tally, board_of, image_ids
+from vitrail.cli.outputs import duration
 from vitrail.cli.program import app
 
 METHODS = ["random", "gen_att"]

@@ -19,6 +19,7 @@ from vitrail.bench.plan import Plan
 from vitrail.bench.run import Step, open_plan_data
 from vitrail.bench.store import Store
 from vitrail.calls import join_call, split_call
+from vitrail.cli.outputs import duration
 from vitrail.data.names import data_name
 from vitrail.errors import VitrailError
 from vitrail.evaluation import explained_classes
@@ -253,13 +254,6 @@ def board_of(plan: Plan, store: Store, ids: Sequence[str] | None, errors: bool =
     # another version of a method, or other weights of a model, have other keys; the newest counts
     board.add(rows.drop_duplicates(["model", "image", "method", "params", "metric", "explained"], keep="last"))
     return board
-
-
-def duration(seconds: float) -> str:
-    """A duration in seconds, minutes or hours."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _add(tally: Tally, values: Any) -> None:

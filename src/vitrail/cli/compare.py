@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 COLUMNS = 6
 
 
-@options.grouped(load_options=options.MODEL, look=options.LOOK)
+@options.grouped(load_options=options.load_options, look=options.look)
 def compare(
     *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file.")],

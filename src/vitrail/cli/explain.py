@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,13 +20,13 @@ from rich.table import Table
 
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
-from vitrail.cli.outputs import file_stems, join_parts, params_part, plural
+from vitrail.cli.outputs import duration, file_stems, join_parts, params_part, plural
 from vitrail.cli.questions import ContrastError, Question
 from vitrail.cli.sources import Source, find_sources, skipped_files, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
 from vitrail.plugins import load_plugins
-from vitrail.show.look import DEFAULT_LOOK, Look
+from vitrail.show.look import Look
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 STEPS = 32  # of insertion and deletion
 LONG = 10.0  # seconds from which an estimate is printed
-ORDERS = ("name", "probability", "trust")  # of a contact sheet
 COLUMNS = (
     "image", "true", "class", "label", "probability", "trust", "against", "method", "params", "picture", "seconds",
     "skipped", "error",
@@ -52,18 +51,22 @@ class Request:
 
     question: Question
     top: int
-    metrics: tuple[str, ...] = ()  # to score the map by
-    curves: bool = False
-    trust: bool = True
-    look: Look = DEFAULT_LOOK
-    sort: str | None = None
+    steps: int  # of insertion and deletion, by which the map is scored; 0 = it is not
+    curves: bool
+    trust: bool
+    look: Look
+    sort: str | None
+
+    @property
+    def metrics(self) -> list[str]:
+        return [f"{name}(steps={self.steps})" for name in ("insertion", "deletion") if self.steps]
 
     @property
     def passes(self) -> float:
         """The cost per map besides that of the method, in forward passes."""
         from vitrail.metrics.trust import COST
 
-        return 1 + COST * self.trust + 2 * sum(_steps(name) + 1 for name in self.metrics)
+        return 1 + COST * self.trust + 2 * (self.steps + 1) * len(self.metrics)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,13 @@ class Tile:
     legend: Legend
     probability: float
     trust: float | None
+
+
+ORDERS: dict[str, Callable[[Tile], Any]] = {  # of a contact sheet
+    "name": lambda tile: tile.name,
+    "probability": lambda tile: -tile.probability,
+    "trust": lambda tile: math.inf if tile.trust is None else -tile.trust,
+}
 
 
 @dataclass
@@ -91,7 +101,7 @@ class Report:
         return sum(bool(row["error"]) for row in self.rows)
 
 
-@options.grouped(load_options=options.MODEL, look=options.LOOK)
+@options.grouped(load_options=options.load_options, look=options.look)
 def explain(
     *,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER", help="Images, or folders of images.")],
@@ -134,10 +144,9 @@ def explain(
     if top > 1 and target is not None:
         raise VitrailError("--top explains the most likely classes and --target a single class: use only one of them.")
     if sort is not None and sort not in ORDERS:
-        raise VitrailError(f"--sort must be {', '.join(ORDERS[:-1])} or {ORDERS[-1]}, but got {sort!r}.")
+        raise VitrailError(f"--sort must be name, probability or trust, but got {sort!r}.")
     if sort == "trust" and not trust:
         raise VitrailError("--sort trust and --no-trust contradict each other: use only one of them.")
-    metrics = (f"insertion(steps={steps})", f"deletion(steps={steps})") if score or curves else ()
     sources = find_sources(images, out)
     params = parse_parameters(param or [])
 
@@ -146,7 +155,7 @@ def explain(
     load_plugins(plugin or [])
     question = Question(target, against)
     view = load(model, device=device, dtype=dtype, **load_options).asked_about(question.texts)
-    request = Request(question, top, metrics, curves, trust, look, sort)
+    request = Request(question, top, steps if score or curves else 0, curves, trust, look, sort)
     if run(_build(view, method, params), request, sources, out, as_json):
         raise typer.Exit(1)
 
@@ -331,13 +340,7 @@ def print_estimate(console: Console, view: View, work: str, passes: float) -> No
             durations.append(time.perf_counter() - begin)
     seconds = min(durations) / len(blank) * passes
     if seconds > LONG:
-        console.print(f"{work}: about {_duration(seconds)}. Ctrl-C stops and keeps the results so far.")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        console.print(f"{work}: about {duration(seconds)}. Ctrl-C stops and keeps the results so far.")
 
 
 def print_top(console: Console, explanation: Explanation) -> None:
@@ -358,19 +361,12 @@ def _remark(explanation: Explanation) -> str:
 
 def _lines(explanation: Explanation, random: dict[str, float], alone: bool) -> Iterator[str]:
     """What is printed below a result: trust; for a single image also its split score, errors and storage; scores."""
-    lines = [
-        explanation.trust_line,
-        *([explanation.score_line, explanation.error_line, explanation.storage_line] if alone else []),
-    ]
-    yield from (line for line in lines if line)
+    details = [explanation.score_line, explanation.error_line, explanation.storage_line] if alone else []
+    yield from filter(None, [explanation.trust_line, *details])
     if random:
         measured = [(split_call(name)[0], explanation.scores[name], value) for name, value in random.items()]
         scores = [f"{name} {score:.3f} (random {value:.3f})" for name, score, value in measured]
         yield f"{', '.join(scores)}; higher is better for insertion, lower for deletion"
-
-
-def _steps(metric: str) -> int:
-    return int(split_call(metric)[1]["steps"])
 
 
 def _row(path: Path, explanation: Explanation, picture: Path) -> dict[str, Any]:
@@ -407,15 +403,6 @@ def draw_sheet(tiles: list[Tile], order: str | None) -> Image.Image:
     from vitrail.show.figure import contact_sheet, labelled
     from vitrail.show.legend import shared_legends
 
-    sheet = contact_sheet([(tile.picture, tile.caption) for tile in _sorted(tiles, order)])
+    shown = tiles if order is None else sorted(tiles, key=ORDERS[order])
+    sheet = contact_sheet([(tile.picture, tile.caption) for tile in shown])
     return labelled(sheet, "", "", shared_legends([tile.legend for tile in tiles]))
-
-
-def _sorted(tiles: list[Tile], order: str | None) -> list[Tile]:
-    if order == "name":
-        return sorted(tiles, key=lambda tile: tile.name)
-    if order == "probability":
-        return sorted(tiles, key=lambda tile: -tile.probability)
-    if order == "trust":
-        return sorted(tiles, key=lambda tile: math.inf if tile.trust is None else -tile.trust)
-    return tiles

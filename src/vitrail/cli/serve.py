@@ -20,7 +20,7 @@ MODELS = ("photo", "scenes")
 BACKLOG = 512
 
 
-@options.grouped(load_options=options.MODEL)
+@options.grouped(load_options=options.load_options)
 def serve(
     *,
     model: Annotated[

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.data.paths import broken, read_numbers, read_text, require_unique
+from vitrail.data.paths import broken, read_box, read_text, require_unique
 from vitrail.geometry import Box
 
 _WHAT = "table"
@@ -64,8 +64,8 @@ def read_table(path: Path) -> Table:
     labels, names, numbered = _labels(cells, path)
     boxes, masks = cells.get("boxes", [""] * len(files)), cells.get("mask", [""] * len(files))
     rows = [
-        Row(file, label, _read_boxes(box, path), mask or None)
-        for file, label, box, mask in zip(files, labels, boxes, masks, strict=True)
+        Row(file, label, tuple(read_box(box.split(","), _WHAT, path) for box in text.split(";") if box), mask or None)
+        for file, label, text, mask in zip(files, labels, boxes, masks, strict=True)
     ]
     return Table(rows, names, numbered)
 
@@ -137,13 +137,3 @@ def _labels(cells: dict[str, list[str]], path: Path) -> tuple[list[int | None], 
     if count > 1_000_000:
         raise broken(_WHAT, path, f"it has the class number {count - 1}, expected numbers from 0")
     return labels, tuple(class_names.get(label, "") for label in range(count)), True
-
-
-def _read_boxes(text: str, path: Path) -> tuple[Box, ...]:
-    boxes = []
-    for part in filter(None, text.split(";")):
-        numbers = read_numbers(part.split(","), _WHAT, path)
-        if len(numbers) != 4:
-            raise broken(_WHAT, path, f"box {part!r}, expected x0,y0,x1,y1")
-        boxes.append((numbers[0], numbers[1], numbers[2], numbers[3]))
-    return tuple(boxes)

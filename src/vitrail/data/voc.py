@@ -72,7 +72,7 @@ class PascalVoc(Listed):
     @staticmethod
     def _boxed_objects(picture: Picture, path: Path) -> tuple[Object, ...]:
         objects = []
-        for name, (x0, y0, x1, y1) in read_xml_boxes(path).objects:
+        for name, (x0, y0, x1, y1) in read_xml_boxes(path)[1]:
             if name not in VOC_CLASSES:
                 raise broken("annotation", path, f"it names the class {name!r}, expected one of Pascal VOC's 20")
             box = picture.box((x0 - 1, y0 - 1, x1, y1))
