@@ -67,13 +67,16 @@ class SimilarImages:
         title = f"{self.first.measure} {self.score:.3f}".replace("-", "−")
         return labelled(linked(sides[0], sides[1], boxes), title, lines, [self.first.legend(look)])
 
+    def to_dict(self) -> dict[str, Any]:
+        """Both explanations, as JSON values."""
+        return {"vitrail": __version__, "first": self.first.to_dict(), "second": self.second.to_dict()}
+
     def save(self, path: str | Path, links: int = LINKS, look: Look = DEFAULT_LOOK) -> Path:
         """Writes the picture and, beside it, a JSON file with both explanations; both or none."""
         path = Path(path) if Path(path).suffix else Path(path).with_suffix(".png")
         if path.suffix.lower() != ".png":
             raise VitrailError(f"cannot save a picture as {path.name!r}: expected .png.")
-        values = {"vitrail": __version__, "first": self.first.to_dict(), "second": self.second.to_dict()}
-        text = json.dumps(values, indent=1, ensure_ascii=False, default=str)
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, default=str)
         picture = png_bytes(self.picture(links, look))
         write_together({path: picture, path.with_suffix(".json"): text.encode(errors="backslashreplace")})
         return path
@@ -86,6 +89,7 @@ def similar(
     method: str | None = None,
     *,
     measure: Measure = "cosine",
+    pairs: bool = True,
     **params: Any,
 ) -> SimilarImages:
     """Explains how similar two images are to a model: the cosine or the dot product of their embeddings.
@@ -97,10 +101,11 @@ def similar(
         method: a name from ``list_methods``; None = the default of ``explain``. With "decompx" the similarity is also
             split into ``pairs`` of patches, which takes two backward passes for each channel of the embedding.
         measure: "cosine" or "dot".
+        pairs: False leaves the pairs out.
         params: parameters of the method.
     """
     view = as_view(model)
-    explained = explain(view, first, method, Similarity(second, measure), **params)
+    explained = explain(view, first, method, Similarity(second, measure), pairs=pairs, **params)
     reverse = explain(view, second, method, Similarity(first, measure), pairs=False, **params)
     if explained.pairs is not None:
         reverse.pairs = explained.pairs.T.contiguous()

@@ -21,7 +21,7 @@ from rich.table import Table
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
 from vitrail.cli.outputs import duration, file_stems, join_parts, params_part, plural
-from vitrail.cli.questions import ContrastError, Question
+from vitrail.cli.questions import ContrastError, OtherQuestion, Question, other_question
 from vitrail.cli.sources import Source, find_sources, skipped_files, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
@@ -101,7 +101,7 @@ class Report:
         return sum(bool(row["error"]) for row in self.rows)
 
 
-@options.grouped(load_options=options.load_options, look=options.look)
+@options.grouped(other=other_question, load_options=options.load_options, look=options.look)
 def explain(
     *,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER", help="Images, or folders of images.")],
@@ -117,6 +117,7 @@ def explain(
         typer.Option(help="Class to explain: a name, a number, @label (the true class) or @predicted, the default."),
     ] = None,
     against: options.Against = None,
+    other: OtherQuestion,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
@@ -141,7 +142,7 @@ def explain(
     as_json: options.Json = False,
 ) -> None:
     """Explain predictions: which parts of an image are evidence for a class, and which against it."""
-    if top > 1 and target is not None:
+    if top > 1 and (target is not None or other.target is not None):
         raise VitrailError("--top explains the most likely classes and --target a single class: use only one of them.")
     if sort is not None and sort not in ORDERS:
         raise VitrailError(f"--sort must be name, probability or trust, but got {sort!r}.")
@@ -153,8 +154,7 @@ def explain(
     from vitrail.models.loading import load
 
     load_plugins(plugin or [])
-    question = Question(target, against)
-    view = load(model, device=device, dtype=dtype, **load_options).asked_about(question.texts)
+    view, question = other.posed(load(model, device=device, dtype=dtype, **load_options), Question(target, against))
     request = Request(question, top, steps if score or curves else 0, curves, trust, look, sort)
     if run(_build(view, method, params), request, sources, out, as_json):
         raise typer.Exit(1)
@@ -165,7 +165,8 @@ def run(method: Method, request: Request, sources: list[Source], out: Path, as_j
     console, view = Console(stderr=as_json, highlight=False), method.model
     _check_classes(method, request)
     print_model(console, view)
-    labels, paths = true_classes(console, view, sources), [source.path for source in sources]
+    labels = [None] * len(sources) if view.question else true_classes(console, view, sources)
+    paths = [source.path for source in sources]
     forwards, backwards = method.passes()
     passes = forwards + 2 * backwards + request.passes
     count = len(paths) * request.top
@@ -321,8 +322,9 @@ def _check_classes(method: Method, request: Request) -> None:
 
 
 def print_model(console: Console, view: View) -> None:
-    size = f"{view.size[0]}×{view.size[1]}"
-    console.print(f"Model [bold]{escape(view.name)}[/]: {view.num_classes} classes, {size} pixels.", soft_wrap=True)
+    size = f"{view.size[0]}×{view.size[1]} pixels"
+    facts = size if view.question else f"{view.num_classes} classes, {size}"
+    console.print(f"Model [bold]{escape(view.name)}[/]: {facts}.", soft_wrap=True)
     if view.note:
         console.print(f"[dim]{escape(view.note)}[/]", soft_wrap=True)
     console.print(f"[dim]Preprocessing: {escape(view.preprocessing.describe())}.[/]", soft_wrap=True)
@@ -344,7 +346,9 @@ def print_estimate(console: Console, view: View, work: str, passes: float) -> No
 
 
 def print_top(console: Console, explanation: Explanation) -> None:
-    """The most likely classes."""
+    """The most likely classes; a score has no others beside it."""
+    if explanation.measure != "probability":
+        return
     table = Table("class", "name", "probability", box=None, header_style="dim")
     for index, label, probability in explanation.top:
         style = "bold" if index == explanation.target else None

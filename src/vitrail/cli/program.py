@@ -28,6 +28,7 @@ from vitrail.cli.listing import methods, metrics, models
 from vitrail.cli.report import report
 from vitrail.cli.reproduce import reproduce
 from vitrail.cli.serve import serve
+from vitrail.cli.similar import similar
 from vitrail.cli.train import train_explainer
 from vitrail.errors import VitrailError
 from vitrail.files import printable
@@ -64,7 +65,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for command in (explain, compare, models, methods, metrics, bench, report, reproduce, train_explainer, serve):
+for command in (explain, compare, similar, models, methods, metrics, bench, report, reproduce, train_explainer, serve):
     app.command(cls=Command)(command)
 
 

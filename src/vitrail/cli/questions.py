@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from vitrail.cli.outputs import class_part
 from vitrail.errors import VitrailError
@@ -72,6 +75,68 @@ class Question:
         """What it adds to the name of a file: ``281-tabby``, ``not-predicted``."""
         target, against = (None if word is None else word_part(view, word) for word in self.words)
         return [target or "", f"not-{against}" if against else ""]
+
+
+@dataclass(frozen=True)
+class OtherQuestion:
+    """What is asked instead of a class, by options of its own; None = nothing else."""
+
+    target: Any = None
+    against: Any = None
+
+    def posed(self, view: View, question: Question) -> tuple[View, Question]:
+        """The view that answers, and the question about its classes; ``question``: that of the other options."""
+        from vitrail.api import see
+        from vitrail.targets import pose
+
+        if self.target is None and self.against is None:
+            return view.asked_about(question.texts), question
+        if (self.target and question.target) or (self.against and question.against):
+            raise VitrailError(
+                "--target and --against name classes, --group and --similar-to ask for something else: use "
+                "only one for either side."
+            )
+        target, against = self.target or question.target, self.against or question.against
+        if any(isinstance(word, str) and word.startswith("@") for word in (target, against)):
+            raise VitrailError(f"{LABEL} and {PREDICTED} are classes of single images: name the class instead.")
+        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels)
+        return posed, Question(*(None if number is None else str(number) for number in (index, rival)))
+
+
+def other_question(
+    *,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASSES",
+            help="Explain any of several classes: names, numbers and patterns such as '*terrier*', comma-separated, "
+            "or a name of --groups.",
+        ),
+    ] = None,
+    against_group: Annotated[
+        str | None, typer.Option(metavar="CLASSES", help="Explain the target as opposed to any of these, likewise.")
+    ] = None,
+    groups: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text file with a line `name: class, class` for each group.")
+    ] = None,
+    similar_to: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Explain the similarity to another image, by the embeddings.")
+    ] = None,
+) -> OtherQuestion:
+    """The options that ask for something else than a class."""
+    if group is None and against_group is None and similar_to is None:
+        if groups is not None:
+            raise VitrailError("--groups names groups, but none is explained: use --group NAME.")
+        return OtherQuestion()
+
+    from vitrail.targets import Group, Similarity, read_groups
+
+    if similar_to is not None:
+        if group is not None or against_group is not None:
+            raise VitrailError("--similar-to and --group ask different questions: use only one of them.")
+        return OtherQuestion(Similarity(similar_to))
+    named = {} if groups is None else read_groups(groups)
+    return OtherQuestion(*(None if text is None else named.get(text, Group(text)) for text in (group, against_group)))
 
 
 def word_part(view: View, word: str) -> str:

@@ -54,7 +54,9 @@ class Trust:
     def words(self, name: str, percent: bool = True) -> str:
         """The result as text; ``name``: the class that the probability is of, or (not ``percent``) another score."""
         values = [self.probability - fall for fall in (0, self.drop, self.random_drop)]
-        before, top, random = (f"{max(0.0, value):.0%}" if percent else f"{value:.2f}" for value in values)
+        before, top, random = (
+            f"{max(0.0, value):.0%}" if percent else f"{value:.2f}".replace("-", "−") for value in values
+        )
         agreement, low, high = (f"{value:.2f}".replace("-", "−") for value in (self.agreement, *self.interval))
         text = (
             f"{self.score:.2f} – removing the top {REMOVED:.0%} of patches takes {name} from {before} to {top}, a "
