@@ -75,10 +75,7 @@ class Summary:
         return format_number(value, self.decimals[metric])
 
     def interval(self, cell: Cell, metric: int) -> str:
-        """The interval in brackets; empty if there is none."""
-        if math.isnan(cell.low):
-            return ""
-        return f"[{self.text(cell.low, metric)}, {self.text(cell.high, metric)}]"
+        return format_interval(cell.low, cell.high, self.decimals[metric])
 
     def partial(self, cell: Cell, setting: int) -> str:
         """The number of images of a cell, if it is not all of its setting."""
@@ -154,6 +151,11 @@ def format_number(value: float, decimals: int | None) -> str:
         return "∞" if value > 0 else "−∞"
     text = f"{value:.1e}" if decimals is None else f"{value:.{decimals}f}"
     return text.replace("-", "−") if float(text) else text.lstrip("-")
+
+
+def format_interval(low: float, high: float, decimals: int | None) -> str:
+    """An interval in brackets; empty if there is none."""
+    return "" if math.isnan(low) else f"[{format_number(low, decimals)}, {format_number(high, decimals)}]"
 
 
 def mean_curve(summary: Summary, setting: int, method: int, metric: int) -> MeanCurve | None:
