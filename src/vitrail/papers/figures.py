@@ -45,7 +45,7 @@ def _summary(target: PaperTarget, measured: Measured) -> Summary:
         for key, model in target.models.items()
     ]
     results = Results(settings, rows, list(axes.values()), [], {}, 0)
-    return Summary(results, by_model, list(digits.values()), [None] * len(settings))
+    return Summary(results, by_model, list(digits.values()), [])
 
 
 def _cells(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
 
 from vitrail.bench.costs import measure_cost
 from vitrail.bench.store import Store
@@ -37,8 +36,7 @@ from vitrail.report.standings import (
 )
 from vitrail.report.statistics import Gap, compare, gaps
 from vitrail.report.summary import ABSENT, decimals_for, format_interval, format_number
-from vitrail.report.templates import environment, joined_scripts, page_file, policy
-from vitrail.version import __version__
+from vitrail.report.templates import render_page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,36 +207,30 @@ def page(
     columns = [known[name] for name in numbers.pairs]
     metric = next((k for k in numbers.headlines if k is not None), 0)
     decimals = [decimals_for(numbers.mean[:, :, k].ravel().tolist()) for k in range(len(numbers.metrics))]
-    script, style = joined_scripts(SCRIPTS), page_file("leaderboard.css")
-    return (
-        environment()
-        .get_template("leaderboard.html")
-        .render(
-            whole=whole,
-            policy=policy(script, style, "'self' file: data:" if gallery else "data:"),
-            style=Markup(style),
-            script=Markup(script),
-            board=board,
-            numbers=numbers,
-            scores=numbers.scores,
-            agreement=numbers.agreement(),
-            pairs=columns,
-            metric=metric,
-            decimals=decimals[metric],
-            gallery=gallery or {},
-            data=_data(board, columns, metric, decimals),
-            reference=REFERENCE,
-            headline=HEADLINE,
-            control=CONTROL,
-            cheap_cost=CHEAP,
-            same=SAME,
-            contrary=CONTRARY,
-            most_listed=LISTED,
-            number=format_number,
-            interval=format_interval,
-            rounded=_rounded,
-            version=__version__,
-        )
+    return render_page(
+        "leaderboard",
+        SCRIPTS,
+        "'self' file: data:" if gallery else "data:",
+        whole=whole,
+        board=board,
+        numbers=numbers,
+        scores=numbers.scores,
+        agreement=numbers.agreement(),
+        pairs=columns,
+        metric=metric,
+        decimals=decimals[metric],
+        gallery=gallery or {},
+        data=_data(board, columns, metric, decimals),
+        reference=REFERENCE,
+        headline=HEADLINE,
+        control=CONTROL,
+        cheap_cost=CHEAP,
+        same=SAME,
+        contrary=CONTRARY,
+        most_listed=LISTED,
+        number=format_number,
+        interval=format_interval,
+        rounded=_rounded,
     )
 
 
