@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.bench.run import Loader, ModelRun, Outcome, Step, load_model
+from vitrail.bench.run import Loader, ModelRun, Step, load_model
 from vitrail.bench.store import Store, environment
 from vitrail.data.base import DataSet, read_indices
 from vitrail.files import write_together
@@ -123,9 +123,7 @@ def run_plan(
     """Runs a plan and returns the stored rows of its model and images."""
     (spec,), store = run.plan.models, Store(out)
     with store.locked():
-        model_run = ModelRun(
-            plan=run.plan, name=spec.name, view=view, data=data, sink=store, outcome=Outcome(), watch=watch, retry=retry
-        )
+        model_run = ModelRun(run.plan, spec.name, view, data, store=store, watch=watch, retry=retry)
         store.begin(run.plan, environment(view))
         model_run.measure(None, store.done(run.plan.maps))
     rows = store.rows()
