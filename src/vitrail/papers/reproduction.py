@@ -102,11 +102,11 @@ def reproduce(
     """
     with paper_metrics():
         selection = select(find_target(name), data, model, images, only, quick)
-        prepared = prepare(selection, load)
-        folder, runs = Path(out) / selection.target.name, plan_runs(selection, prepared.views)
+        views, data_sets = prepare(selection, load)
+        folder, runs = Path(out) / selection.target.name, plan_runs(selection, views)
         frames: dict[str, pd.DataFrame] = {}
         for number, run in enumerate(runs, 1):
-            view, examples = prepared.views[run.model.key], prepared.data[run.data.key]
+            view, examples = views[run.model.key], data_sets[run.data.key]
             tell(f"{number}/{len(runs)} {describe(run, len(examples))}")
             frames[run.name] = run_plan(run, folder / run.name, view, examples, watch, retry)
         return save(make_result(selection, runs, frames, folder))
