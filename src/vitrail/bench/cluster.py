@@ -39,24 +39,15 @@ class Worker:
         if torch.cuda.is_available():
             torch.cuda.set_device(0)  # Ray shows each worker its own
         view, data = self.load(self.spec), open_plan_data(self.plan)
-        self.run = ModelRun(
-            plan=self.plan,
-            name=self.spec.name,
-            view=view,
-            data=data,
-            sink=Buffer(),
-            outcome=Outcome(),
-            retry=self.retry,
-        )
+        self.run = ModelRun(self.plan, self.spec.name, view, data, retry=self.retry)
         self.run.check_metrics()
         return environment(view)
 
     def measure(self, positions: Sequence[int]) -> tuple[Buffer, Outcome]:
         """The missing rows of some images."""
-        results, outcome = Buffer(), Outcome()
-        self.run.sink, self.run.outcome = results, outcome
+        self.run.buffer, self.run.outcome = Buffer(), Outcome()
         self.run.measure(positions, self.done)
-        return results, outcome
+        return self.run.buffer, self.run.outcome
 
 
 def run_on_cluster(

@@ -11,7 +11,7 @@ from torchmetrics.utilities.data import dim_zero_cat
 
 from vitrail.metrics.base import Metric
 from vitrail.metrics.measuring import chosen_metric, measure
-from vitrail.metrics.statistics import interval
+from vitrail.metrics.statistics import combined, interval
 from vitrail.models.loading import as_view
 from vitrail.models.view import View
 from vitrail.targets import ClassSpec
@@ -48,9 +48,8 @@ class Running(TorchMetric):
         values = values[~values.isnan()]
         if not len(values):
             return {"mean": float("nan"), "low": float("nan"), "high": float("nan"), "n": 0}
+        numbers, combine = values.numpy(), None
         if len(self.parts):
-            parts = dim_zero_cat(self.parts).cpu()
-            low, high = interval(parts.numpy(), self.metric.combine)
-            return {"mean": float(self.metric.combine(parts)), "low": low, "high": high, "n": len(values)}
-        low, high = interval(values.numpy())
-        return {"mean": float(values.mean()), "low": low, "high": high, "n": len(values)}
+            numbers, combine = dim_zero_cat(self.parts).cpu().numpy(), self.metric.combine
+        low, high = interval(numbers, combine)
+        return {"mean": combined(numbers, combine), "low": low, "high": high, "n": len(values)}

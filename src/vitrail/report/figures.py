@@ -147,21 +147,19 @@ def curves(summary: Summary, figure: Figure) -> bool:
 
 def agreement(summary: Summary, figure: Figure) -> bool:
     """Rank correlations of the metrics: of the methods' means, and the mean of per-image correlations."""
-    panels = [(s, matrices) for s, matrices in enumerate(summary.agreement) if matrices is not None]
+    panels = summary.agreement
     if not panels:
         return False
-    heights = [0.38 * len(matrices.metrics) + 2.0 for _, matrices in panels]
-    figure.set_size_inches(0.76 * max(len(matrices.metrics) for _, matrices in panels) + 3.4, sum(heights))
+    heights = [0.38 * len(panel.metrics) + 2.0 for panel in panels]
+    figure.set_size_inches(0.76 * max(len(panel.metrics) for panel in panels) + 3.4, sum(heights))
     grid = figure.add_gridspec(len(panels), 2, height_ratios=heights)
     image: Any = None
-    for row, (s, matrices) in enumerate(panels):
-        label = summary.results.settings[s].label
-        names = [summary.results.metrics[k].call for k in matrices.metrics]
-        halves = ((matrices.of_means, "of means"), (matrices.by_image, "by image, averaged"))
+    for row, panel in enumerate(panels):
+        halves = ((panel.of_means, "of means"), (panel.by_image, "by image, averaged"))
         for half, (matrix, title) in enumerate(halves):
             axes = figure.add_subplot(grid[row, half])
-            image = _matrix(axes, matrix, names, named=not half)
-            axes.set_title(_two_lines(title, label))
+            image = _matrix(axes, matrix, panel.metrics, named=not half)
+            axes.set_title(_two_lines(title, panel.setting.label))
     bar = figure.colorbar(image, ax=figure.axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
     bar.set_label("Spearman’s correlation over methods, each metric oriented so that higher is better")
     return True

@@ -70,13 +70,12 @@ class Column:
     @property
     def curve_axis(self) -> str:
         """The quantity on the vertical axis of a curve."""
-        return _CURVE_AXES.get(split_call(self.call)[0] if self.metric else "", "value")
+        return _CURVE_AXES.get(self.metric.info.name if self.metric else "", "value")
 
     @property
     def removes(self) -> bool:
         """Whether the horizontal axis of a curve counts what was removed, not what was inserted."""
-        name = self.metric.info.name if self.metric else ""
-        return "insertion" not in name
+        return self.metric is None or "insertion" not in self.metric.info.name
 
     def shares(self, points: int) -> Floats:
         """(points,): the share of the image that was changed at each point of a curve."""
@@ -184,17 +183,22 @@ def read_results(folders: Sequence[Path], stale: bool = False) -> Results:
 
 
 def normal_call(call: str) -> str:
-    """The normalised call of a method, as in rows: full name, non-default parameters, sorted."""
-    from vitrail.methods.registry import get_method
-
+    """The normalised call of a method, as in rows; a method that is not registered here stays as it is."""
     try:
-        name, params = split_call(call)
-        method = get_method(name)
+        return join_call(*normalised(call))
     except VitrailError:
         return call
+
+
+def normalised(call: str) -> tuple[str, dict[str, Any]]:
+    """The full name of a method, and its parameters that are not at their default, sorted."""
+    from vitrail.methods.registry import get_method
+
+    name, params = split_call(call)
+    method = get_method(name)
     defaults = method.parameters()
     changed = {key: value for key, value in sorted(params.items()) if key not in defaults or defaults[key] != value}
-    return join_call(method.info.name, changed)
+    return method.info.name, changed
 
 
 class _Run:
@@ -202,13 +206,16 @@ class _Run:
 
     def __init__(self, folder: Path, name: str, stale: bool = False) -> None:
         self.folder, self.name, self.store = folder, name, Store(folder)
-        rows = self._read()
+        if not any((folder / "rows").glob("part-*.parquet")):
+            raise VitrailError(f"{folder} holds no results: expected a folder written by `vitrail bench`.")
+        rows = self.store.rows()
         self.plan = self._plan()
-        calls = {pair: _row_call(*pair) for pair in set(zip(rows["method"], rows["params"], strict=True))}
+        pairs = list(zip(rows["method"], rows["params"], strict=True))
+        calls = {(method, params): join_call(method, _parameters(params)) for method, params in set(pairs)}
         planned = [as_column(call, self.plan.protocol) for call in self.plan.metrics] if self.plan else []
         columns = {call: self._marked(as_column(call), planned) for call in rows["metric"].unique() if call}
         self.columns = list(dict.fromkeys([*planned, *columns.values()]))
-        rows["call"] = [calls[pair] for pair in zip(rows["method"], rows["params"], strict=True)]
+        rows["call"] = [calls[pair] for pair in pairs]
         rows["column"] = [columns[call].call if call else "" for call in rows["metric"]]
         stale_metric = rows["column"].isin([column.call for column in self.columns if column.stale])
         stale_method = rows["call"].isin(self._unplanned(calls)) | self._is_old(rows)
@@ -222,11 +229,6 @@ class _Run:
         # Another version of a method, or another image of the same name, has another key; the newest counts.
         self.good = good.drop_duplicates([*SETTING, "image", "call", "column"], keep="last")
         self.replaced = len(good) - len(self.good)
-
-    def _read(self) -> pd.DataFrame:
-        if not any((self.folder / "rows").glob("part-*.parquet")):
-            raise VitrailError(f"{self.folder} holds no results: expected a folder written by `vitrail bench`.")
-        return self.store.rows()
 
     def _plan(self) -> Plan | None:
         if not (self.folder / "plan.toml").exists():
@@ -279,13 +281,12 @@ class _Run:
         return [column for column in self.columns if column.call in present]
 
     def settings(self, methods: list[str], metrics: list[Column]) -> list[Setting]:
-        calls = [column.call for column in metrics]
-        names = _ClassNames(self.store.pictures())
+        calls, pictures = [column.call for column in metrics], self.store.pictures()
         groups = self.good.groupby(SETTING, sort=False, dropna=False)
-        return [self._setting(key, rows, methods, calls, names) for key, rows in groups]
+        return [self._setting(key, rows, methods, calls, pictures) for key, rows in groups]
 
     def _setting(
-        self, key: tuple[str, ...], rows: pd.DataFrame, methods: list[str], metrics: list[str], names: _ClassNames
+        self, key: tuple[str, ...], rows: pd.DataFrame, methods: list[str], metrics: list[str], pictures: pd.DataFrame
     ) -> Setting:
         import pandas as pd
 
@@ -298,8 +299,8 @@ class _Run:
         seconds = explanations.groupby("call")["seconds"].mean().reindex(methods).to_numpy(dtype=np.float64)
         places = list(zip(image, method, metric, strict=True))
         parts, curves = (_stacked(rows[name], places, len(images)) for name in ("parts", "curve"))
-        classes = names.classes(rows.drop_duplicates("image"), key[1])
         about = dict(zip(SETTING, key, strict=True))
+        classes = _classes(rows.drop_duplicates("image"), pictures[pictures["model"] == about["model"]])
         return Setting(
             self.name, self.folder, images=list(images), classes=classes, values=values, seconds=seconds, parts=parts,
             curves=curves, **about,
@@ -313,42 +314,31 @@ class _Run:
         ]
 
 
-class _ClassNames:
-    """The names of classes, from the stored pictures."""
+def _classes(rows: pd.DataFrame, pictures: pd.DataFrame) -> list[str]:
+    """The true class of each image, or the explained one if that is unknown; names come from the stored pictures."""
+    known = pictures.set_index("image") if "label" in pictures else None
+    names: dict[int, str] = {}
+    for image, label, target, explained in zip(
+        rows["image"], rows["label"], rows["target"], rows["explained"], strict=True
+    ):
+        if known is None or image not in known.index:
+            continue
+        if not _missing(label) and known.at[image, "label"]:
+            names[int(label)] = str(known.at[image, "label"])
+        if explained == "predicted" and not _missing(target):
+            names.setdefault(int(target), str(known.at[image, "predicted"]))
 
-    def __init__(self, pictures: pd.DataFrame) -> None:
-        self.pictures = pictures
+    def name(number: Any) -> str:
+        return "unknown" if _missing(number) else names.get(int(number), f"class {int(number)}")
 
-    def classes(self, rows: pd.DataFrame, model: str) -> list[str]:
-        """The true class of each image, or the explained one if that is unknown."""
-        pictures = self.pictures[self.pictures["model"] == model]
-        known = pictures.set_index("image") if "label" in pictures else None
-        names: dict[int, str] = {}
-        for image, label, target, explained in zip(
-            rows["image"], rows["label"], rows["target"], rows["explained"], strict=True
-        ):
-            if known is None or image not in known.index:
-                continue
-            if not _missing(label) and known.at[image, "label"]:
-                names[int(label)] = str(known.at[image, "label"])
-            if explained == "predicted" and not _missing(target):
-                names.setdefault(int(target), str(known.at[image, "predicted"]))
-        return [
-            _class_name(label, names) if not _missing(label) else _class_name(target, names) + " (explained)"
-            for label, target in zip(rows["label"], rows["target"], strict=True)
-        ]
-
-
-def _class_name(number: Any, names: dict[int, str]) -> str:
-    return "unknown" if _missing(number) else names.get(int(number), f"class {int(number)}")
+    return [
+        name(target) + " (explained)" if _missing(label) else name(label)
+        for label, target in zip(rows["label"], rows["target"], strict=True)
+    ]
 
 
 def _missing(value: Any) -> bool:
     return value is None or bool(np.isnan(value))
-
-
-def _row_call(method: str, params: str) -> str:
-    return join_call(method, _parameters(params)) if method else ""
 
 
 def _parameters(text: str) -> dict[str, Any]:
@@ -400,12 +390,8 @@ def _stacked(lists: Any, places: list[tuple[int, int, int]], images: int) -> dic
         longest = max(len(numbers) for _, numbers in members)
         arrays[key] = np.full((images, longest), np.nan)
         for image, numbers in members:
-            arrays[key][image] = numbers if len(numbers) == longest else _stretched(numbers, longest)
+            arrays[key][image] = np.interp(np.linspace(0, 1, longest), np.linspace(0, 1, len(numbers)), numbers)
     return arrays
-
-
-def _stretched(points: Floats, count: int) -> Floats:
-    return np.interp(np.linspace(0, 1, count), np.linspace(0, 1, len(points)), points)
 
 
 def _run_names(folders: Sequence[Path]) -> list[str]:
