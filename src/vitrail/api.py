@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitrail.data.annotations import class_map
+from vitrail.data.annotations import class_map, posed_class_map
 from vitrail.data.images import ImageSource, read_image
 from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite, concurrently
@@ -44,7 +44,7 @@ from vitrail.models.loading import as_view
 from vitrail.models.questions import embedding
 from vitrail.models.view import View, check_floats
 from vitrail.progress import counted
-from vitrail.targets import ClassSpec, Similarity, Target, TargetSpec, pose
+from vitrail.targets import BeyondClass, Class, ClassSpec, Contrast, Similarity, Target, TargetSpec, Text, pose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -269,7 +269,7 @@ def evaluate(
     methods: Sequence[Called | Method] | str | None = None,
     metrics: Sequence[Called | Metric] | str | None = None,
     *,
-    target: Explained | None = None,
+    target: Explained | TargetSpec = None,
     protocol: str | None = None,
     images: int | None = None,
     seed: int = 0,
@@ -285,7 +285,8 @@ def evaluate(
         methods: names, names with parameters ("rise(masks=256)" or ("rise", {"masks": 256})), or methods; None = the
             model's default method.
         metrics: likewise; None = insertion and deletion.
-        target: the class to explain and score, "predicted" (the default) or "label".
+        target: the class to explain and score, "predicted" (the default) or "label"; or one of ``vitrail.targets``,
+            such as a group of classes or the similarity to an image, the same for all images.
         protocol: use this paper's protocol ("tis", "vit_cx", "vtranm", "skipplus", "rise") for all metrics that have
             it, and its choice of the class; the protocol of a single metric, "insertion(protocol=tis)", does not
             choose the class.
@@ -304,9 +305,20 @@ def evaluate(
 
     view, rows, skipped = as_view(model), list[dict[str, Any]](), dict[str, str]()
     chosen = open_examples(data, images, seed)
+    explained: tuple[Explained, ...]
+    fixed = Target()
+    if isinstance(target, BeyondClass | Class | Text | Contrast):
+        base = view
+        with own_modes():
+            view, index, rival = pose(base, target, None, lambda source: see(base, source).pixels)
+        if rival is not None:
+            raise VitrailError("metrics measure the score of a target: evaluate it without what it is opposed to.")
+        remap, fixed, explained = posed_class_map(base, view, chosen), Target.of(view, index), ("target",)
+    else:
+        remap, explained = class_map(view, chosen), explained_classes(target, protocol)
     measures = build_metrics(metrics, protocol)
     tasks = [Task(method, measures) for method in build_methods(view, methods)]
-    evaluation = Evaluation(view, tasks, explained_classes(target, protocol), class_map(view, chosen))
+    evaluation = Evaluation(view, tasks, explained, remap, target=fixed)
     for batch in batches(chosen, images_at_once(view, batch_size), skipped, strict):
         rows += [row for finding in evaluation.measure(batch, check=not rows) for row in finding.rows()]
     if not rows:

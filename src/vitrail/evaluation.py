@@ -26,7 +26,7 @@ from vitrail.models.view import View
 from vitrail.progress import counted
 from vitrail.targets import Target
 
-Explained = Literal["predicted", "label"]
+Explained = Literal["predicted", "label", "target"]
 Called = str | tuple[str, Mapping[str, Any]]
 
 # Which class each paper explains and scores; both where its table has both.
@@ -107,6 +107,7 @@ class Evaluation:
     remap: Callable[[int], int]  # from the data set's classes to the model's
     chunk_size: int | None = None
     plan: Sequence[TraceSpec] = ()  # traces of all methods of a plan, also of those that are done
+    target: Target = field(default_factory=Target)  # explained as "target": of a single image
 
     def measure(self, examples: Sequence[Example], check: bool = False) -> list[Finding]:
         """The findings of a batch; ``check`` refuses a metric that none of these images can be measured by."""
@@ -142,9 +143,7 @@ class Evaluation:
             for kind in self.explained:
                 if kind == "label" and None in labels:
                     raise VitrailError('target="label" explains the true class, which not every image has.')
-                target = (
-                    Target() if kind == "predicted" else Target(torch.tensor([int(label or 0) for label in labels]))
-                )
+                target = self._target(kind, labels)
                 tasks = {Job(task.method.explained(batch, target)): task for task in self.tasks}
                 sights: list[Sight] = []
                 explained: list[Job[Attribution]] = []
@@ -157,6 +156,13 @@ class Evaluation:
                     while sights and explained:
                         ended = explained.pop(0)
                         yield from self._measure_maps(scheduler, kind, sights, tasks[ended], ended, check, isolated)
+
+    def _target(self, kind: Explained, labels: list[int | None]) -> Target:
+        if kind == "predicted":
+            return Target()
+        if kind == "target":
+            return self.target.repeated(len(labels))
+        return Target(torch.tensor([int(label or 0) for label in labels]))
 
     def _sights(
         self, examples: Sequence[Example], batch: Batch, logits: Tensor, target: Target, labels: list[int | None]
@@ -173,7 +179,7 @@ class Evaluation:
                 pixels=batch.images[i : i + 1],
                 target=targets[i],
                 predicted=predicted[i],
-                label=labels[i],
+                label=None if view.output == "score" else labels[i],
                 probability=float(probabilities[i, targets[i]]),
                 predicted_probability=float(probabilities[i, predicted[i]]),
                 known=annotated(view, example, targets[i], labels[i], self.remap),
@@ -355,7 +361,7 @@ def build_metrics(metrics: Sequence[Called | Metric] | str | None, protocol: str
     return built
 
 
-def explained_classes(target: str | None, protocol: str | None) -> tuple[Explained, ...]:
+def explained_classes(target: Any, protocol: str | None) -> tuple[Explained, ...]:
     """Which classes are explained: as asked, else as the paper does, else the predicted one."""
     if target is None:
         return EXPLAINED.get(protocol or "", ("predicted",))

@@ -88,7 +88,7 @@ def similar(
     second: ImageSource | Tensor,
     method: str | None = None,
     *,
-    measure: Measure = "cosine",
+    measure: str = "cosine",
     pairs: bool = True,
     **params: Any,
 ) -> SimilarImages:
@@ -105,8 +105,11 @@ def similar(
         params: parameters of the method.
     """
     view = as_view(model)
-    explained = explain(view, first, method, Similarity(second, measure), pairs=pairs, **params)
-    reverse = explain(view, second, method, Similarity(first, measure), pairs=False, **params)
+    if measure not in ("cosine", "dot"):
+        raise VitrailError(f'measure must be "cosine" or "dot", but got {measure!r}.')
+    kind: Measure = "cosine" if measure == "cosine" else "dot"
+    explained = explain(view, first, method, Similarity(second, kind), pairs=pairs, **params)
+    reverse = explain(view, second, method, Similarity(first, kind), pairs=False, **params)
     if explained.pairs is not None:
         reverse.pairs = explained.pairs.T.contiguous()
     return SimilarImages(explained, reverse)

@@ -312,6 +312,10 @@ class Target:
         """The target of one image, (1,)."""
         return self.rows(slice(i, i + 1))
 
+    def repeated(self, count: int) -> Target:
+        """The target of one image, for several."""
+        return Target(*(None if classes is None else classes.expand(count) for classes in (self.index, self.against)))
+
     def rows(self, part: slice) -> Target:
         """The target of some images."""
         return Target(*(None if classes is None else classes[part] for classes in (self.index, self.against)))

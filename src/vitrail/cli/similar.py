@@ -62,9 +62,8 @@ def similar(
     view = load(model, device=device, dtype=dtype, **load_options)
     print_model(console, view)
     paths = [source.path for source in sources]
-    images = explain_similarity(
-        view, *paths, name, measure=measure, pairs=pairs, **params, **parse_parameters(param or [])
-    )
+    params |= parse_parameters(param or [])
+    images = explain_similarity(view, paths[0], paths[1], name, measure=measure, pairs=pairs, **params)
     (stem,) = file_stems(paths[:1], out, f".similar-to-{paths[1].stem[:24]}")
     out.mkdir(parents=True, exist_ok=True)
     picture = images.save(stem.with_name(stem.name + ".png"), look=look)

@@ -109,3 +109,18 @@ def class_map(view: View, data: DataSet) -> Callable[[int], int]:
         return indices[label]
 
     return mapped
+
+
+def posed_class_map(model: View, view: View, data: DataSet) -> Callable[[int], int]:
+    """The same for a view that was made for a question about a model: its groups have their members' labels.
+
+    The classes of a data set are none of a score's, so that they get numbers that no class has.
+    """
+    if view.output == "score":
+        return lambda label: -1 - label
+    remap = class_map(model, data)
+    if not view.groups:
+        return remap
+    groups = [*view.groups, *((index,) for index in view.ungrouped)]
+    places = {member: place for place, members in enumerate(groups) for member in members}
+    return lambda label: places[remap(label)]

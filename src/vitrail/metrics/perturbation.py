@@ -42,6 +42,7 @@ class PixelCurve(MapMetric):
 class Area(PixelCurve):
     """The area under the probability of the explained class while pixels change.
 
+    A target that has a score in place of a probability is scaled so that the empty image has 0 and the full image 1.
     ``baseline``: what removed pixels become, the image's mean colour, a blur of it, black, or random colours (None =
     "mean", as the protocol says). ``protocol="tis"``: no point before the first step, plain mean, baselines in
     normalised space. ``"rise"`` (and ``"vit_cx"``, whose text names no other): deletion to zeros of normalised space,
@@ -73,8 +74,20 @@ class Area(PixelCurve):
 
     def areas(self, case: Case, *ways: Way) -> Asking[list[tuple[float, list[float]]]]:
         """The area under each curve, and its probabilities."""
+        if case.view.output == "score" and self.protocol == "tis":
+            raise VitrailError(
+                'protocol="tis" measures probabilities, but the target has a score: use another protocol.'
+            )
         curves = yield [self.curve(case, way) for way in ways]
-        return [(self.area(curve[:, PROBABILITY]), curve[:, PROBABILITY].tolist()) for curve in curves]
+        heights = [self.scaled(case, curve[:, PROBABILITY], way) for curve, way in zip(curves, ways, strict=True)]
+        return [(self.area(points), points.tolist()) for points in heights]
+
+    def scaled(self, case: Case, points: Tensor, way: Way) -> Tensor:
+        """Probabilities as they are; a score relative to those of the empty image, 0, and the full image, 1."""
+        if case.view.output != "score":
+            return points
+        empty, full = (points[0], points[-1]) if way == "insertion" else (points[-1], points[0])
+        return (points - empty) / (full - empty)
 
     def background(self, case: Case, way: Way) -> Tensor:
         if self.protocol in ("default", "tis"):
