@@ -333,26 +333,59 @@ HIERARCHICAL: dict[str, Family] = {
 }
 
 
-def _resnet18() -> nn.Module:
+def _timm_box(model: str, **sizes: Any) -> nn.Module:
     import timm
 
-    return timm.create_model("resnet18", pretrained=False, num_classes=CLASSES).eval()
+    return timm.create_model(model, pretrained=False, num_classes=CLASSES, **sizes)
 
 
-def _refused(model: str) -> Callable[[], nn.Module]:
+def _huggingface_resnet() -> nn.Module:
+    import transformers
+
+    tiny = {"embedding_size": 8, "hidden_sizes": [16, 24], "depths": [1, 1], "layer_type": "basic"}
+    return transformers.ResNetForImageClassification(transformers.ResNetConfig(**tiny, num_labels=CLASSES))
+
+
+def _box(name: str, library: str, grid: tuple[int, int], make: Callable[[], nn.Module]) -> Family:
+    return Family(name, make, (32, 32), grid, 0, library)  # grid: of its feature map
+
+
+# Networks that are explained by their logits, and by the last feature map where they have one.
+BLACK_BOXES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        _box(
+            "timm_resnet",
+            "timm",
+            (2, 2),
+            functools.partial(_timm_box, "resnet10t", channels=(8, 12, 16, 20), stem_width=8, output_stride=16),
+        ),
+        _box("hf_resnet", "hf", (4, 4), _huggingface_resnet),
+        _box(
+            "timm_xcit",
+            "timm",
+            (0, 0),
+            functools.partial(
+                _timm_box, "xcit_nano_12_p8_224", img_size=32, embed_dim=16, depth=2, num_heads=2, cls_attn_layers=1
+            ),
+        ),
+    )
+}
+
+
+def _opaque(model: str) -> Callable[[], nn.Module]:
     return lambda: _timm(model, img_size=64).eval()
 
 
-# name → (builder, class whose name the refusal must give)
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "parallel_scaling": (_refused("vit_base_patch16_xp_224"), "ParallelScalingBlock"),
-    "parallel_things": (_refused("vit_small_patch16_18x2_224"), "ParallelThingsBlock"),
-    "post_norm": (_refused("vit_base_patch16_rpn_224"), "ResPostBlock"),
+# name → (builder, class that the note on the black box must name)
+OPAQUE: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "parallel_scaling": (_opaque("vit_base_patch16_xp_224"), "ParallelScalingBlock"),
+    "parallel_things": (_opaque("vit_small_patch16_18x2_224"), "ParallelThingsBlock"),
+    "post_norm": (_opaque("vit_base_patch16_rpn_224"), "ResPostBlock"),
     "eva_post_norm": (lambda: _timm("eva02_enormous_patch14_clip_224", img_size=56).eval(), "EvaBlockPostNorm"),
-    "differential": (_refused("vit_dwee_patch16_reg1_gap_256"), "DiffAttention"),
-    "differential_parallel": (_refused("vit_dpwee_patch16_reg1_gap_256"), "DiffParallelScalingBlock"),
-    "hybrid": (_refused("vit_small_r26_s32_224"), "HybridEmbed"),
-    "resnet": (_resnet18, "ResNet"),
+    "differential": (_opaque("vit_dwee_patch16_reg1_gap_256"), "DiffAttention"),
+    "differential_parallel": (_opaque("vit_dpwee_patch16_reg1_gap_256"), "DiffParallelScalingBlock"),
+    "hybrid": (_opaque("vit_small_r26_s32_224"), "HybridEmbed"),
 }
 
 
@@ -362,7 +395,7 @@ def few(names: Sequence[str], step: int) -> Sequence[str]:
 
 
 def find(name: str) -> Family:
-    return FAMILIES.get(name) or HIERARCHICAL[name]
+    return {**FAMILIES, **HIERARCHICAL, **BLACK_BOXES}[name]
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests import families
-from tests.families import FAMILIES, HIERARCHICAL, Family
+from tests.families import Family
 from torch import Tensor, nn
 
 import vitrail
@@ -36,7 +36,7 @@ FOLDER = tempfile.TemporaryDirectory()  # of explainers
 @functools.cache
 def viewed(name: str, dtype: torch.dtype = DOUBLE) -> tuple[Family, nn.Module, View]:
     """A family, its tiny module and the view of it; shared between tests, which must leave it as it was."""
-    family = {**FAMILIES, **HIERARCHICAL}[name]
+    family = families.find(name)
     module = family.build(dtype)
     return family, module, wrapped(name, module)
 
@@ -45,7 +45,7 @@ def wrapped(name: str, module: nn.Module) -> View:
     """The view of a module of a family."""
     family = families.find(name)
     options: dict[str, Any] = family.wrap(module)
-    if name.startswith("torchvision_swin"):  # torchvision's Swin takes any size and does not know its own
+    if name.startswith("torchvision_swin") or name in families.BLACK_BOXES:  # they take any size
         options["img_size"] = family.image_size
     return vitrail.wrap(module, **options)
 

@@ -289,7 +289,7 @@ def check_apply(metrics: Sequence[MapMetric], cases: Sequence[Case]) -> None:
 
 def default_method(view: View) -> str:
     """The method that is used where none is named."""
-    return "decompx.skipplus" if view.has_tokens else "vit_cx"
+    return "decompx.skipplus" if view.has_tokens else "vit_cx" if view.has_features else "occlusion"
 
 
 def open_examples(data: Any, images: int | None, seed: int) -> DataSet:

@@ -101,7 +101,7 @@ def train_explainer(
     """
     settings = settings or Settings()
     if not view.has_tokens:
-        raise VitrailError(f"vit_shapley cannot explain {view.name}: it has no fixed tokens (hierarchical).")
+        raise VitrailError(f"vit_shapley cannot explain {view.name}: it has no fixed tokens ({view.structure}).")
     if math.prod(view.grid) < 2:
         raise VitrailError(f"{view.name} has a single patch: there is nothing to learn.")
     if len(data) < 2:

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from tests import families
-from tests.families import FAMILIES, HIERARCHICAL, REFUSED
+from tests.families import FAMILIES, HIERARCHICAL, OPAQUE
 from tests.helpers import assert_same_state, batch, random_keep, relative, state_of, viewed
 from tests.oracles.attention import readout
 from tests.oracles.masked_forward import masked_logits
@@ -19,6 +19,7 @@ from vitrail.core.operations import Walk
 from vitrail.core.precision import lowered
 from vitrail.engine.trace import trace
 from vitrail.methods.registry import build_method
+from vitrail.models.black_box import BlackBox
 
 SINGLE = torch.float32
 
@@ -119,12 +120,18 @@ def test_readout_is_what_the_head_pools(name: str) -> None:
     assert torch.allclose(found.sum(1), torch.ones(3, dtype=found.dtype))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_written_as_operations_is_refused_by_class_name(name: str) -> None:
-    build, class_name = REFUSED[name]
-    with pytest.raises(VitrailError, match=class_name) as error:
-        vitrail.wrap(build())
-    assert "Supported:" in str(error.value)
+@pytest.mark.parametrize("name", OPAQUE)
+def test_what_cannot_be_written_as_operations_is_a_black_box_with_the_reason(name: str) -> None:
+    build, class_name = OPAQUE[name]
+    module = build()
+    view = vitrail.wrap(module)
+    assert isinstance(view, BlackBox)
+    assert not view.has_tokens
+    assert view.note.startswith(f"{class_name} cannot be seen through: ")
+    images = torch.randn(2, 3, *view.size)
+    assert torch.equal(view.logits(images), module(images))
+    with pytest.raises(VitrailError, match=class_name):
+        vitrail.wrap(module, head=nn.Linear(families.WIDTH, 3), pool="avg")
 
 
 @pytest.mark.parametrize("name", HIERARCHICAL)

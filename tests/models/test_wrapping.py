@@ -143,12 +143,12 @@ def test_options_that_huggingface_folders_do_not_take(options: dict[str, Any], t
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (nn.Sequential(nn.Linear(2, 2)), "Sequential is not supported"),
+        (nn.Sequential(nn.Linear(2, 2)), "Sequential is no model of timm.*img_size=, mean= and std="),
         ("vit", "takes an nn.Module, but got str"),
         (None, "takes an nn.Module"),
     ],
 )
-def test_wrap_takes_networks_it_knows(given: Any, message: str) -> None:
+def test_wrap_takes_modules_and_must_know_their_inputs(given: Any, message: str) -> None:
     with pytest.raises(VitrailError, match=message):
         vitrail.wrap(given)
 

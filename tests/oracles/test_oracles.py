@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from tests.families import FAMILIES, HIERARCHICAL, REFUSED, Family, build, expected_logits, few, find, images
+from tests.families import FAMILIES, HIERARCHICAL, OPAQUE, Family, build, expected_logits, few, find, images
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout, run_blocks
 from tests.oracles.decompx import decompose, gate_of
 from tests.oracles.masked_forward import masked_logits
@@ -124,9 +124,9 @@ def test_families_are_reproducible_and_leave_the_random_state_alone(name: str) -
     assert not module.training
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_networks_hold_the_class_they_are_refused_for(name: str) -> None:
-    make, kind = REFUSED[name]
+@pytest.mark.parametrize("name", OPAQUE)
+def test_opaque_networks_hold_the_class_they_are_opaque_for(name: str) -> None:
+    make, kind = OPAQUE[name]
     assert kind in {type(part).__name__ for part in make().modules()}
 
 

@@ -111,7 +111,7 @@ class Method(Named):
     @classmethod
     def unsupported(cls, model: View) -> str | None:
         """Why this method cannot explain that model; None if it can."""
-        return without_tokens(cls.info, model)
+        return lacks(cls.info, model) or lacks_gradients(cls.info, model)
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class TokenMethod(Method):
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
-        return None if model.has_tokens else "it has no fixed tokens (hierarchical)"
+        return None if model.has_tokens else f"it has no fixed tokens ({model.structure})"
 
     def on_grid(self, scores: Tensor) -> Tensor:
         """Scores of all tokens (B, P + N) → patches on their grid (B, rows, columns)."""
@@ -237,11 +237,21 @@ class TraceMethod(TokenMethod):
         return self.read(*traces)
 
 
-def without_tokens(info: MethodInfo, model: View) -> str | None:
-    """Why a method that is registered for tokens, the default, cannot explain that model; None if it can."""
-    if info.needs != "tokens" or model.has_tokens:
-        return None
-    return 'it has no fixed tokens (hierarchical), which this method asks for; without, register it with needs="logits"'
+def lacks(info: MethodInfo, model: View) -> str | None:
+    """Why a model does not have what a method is registered to need; None if it has."""
+    if info.needs == "tokens" and not model.has_tokens:
+        return (
+            f"it has no fixed tokens ({model.structure}), which this method asks for; without, register it with "
+            'needs="logits"'
+        )
+    if info.needs == "features" and not model.has_features:
+        return "it has no layer whose output is a feature map: name one, wrap(module, features=…)"
+    return None
+
+
+def lacks_gradients(info: MethodInfo, model: View) -> str | None:
+    """Why a method of the package cannot explain a model through which no gradients flow; None if it can."""
+    return "no gradient flows through it" if info.cost[1] and not model.differentiable else None
 
 
 def refuse_unsupported(name: str, reason: str | None, model: View) -> None:

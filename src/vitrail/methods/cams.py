@@ -1,4 +1,4 @@
-"""Class activation maps: on the tokens of a ViT, and on the features of a hierarchical transformer."""
+"""Class activation maps: on the tokens of a ViT, and on the features of other networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution
+from vitrail.methods.base import Attribution, lacks, lacks_gradients
 from vitrail.methods.layerwise import Layerwise, Output, Rule, check_layers
 from vitrail.methods.registry import method
 from vitrail.models.view import View
@@ -21,10 +21,11 @@ from vitrail.models.view import View
 class Cam(Layerwise):
     """A map from the activations h (B, n, d) of a layer and their gradients g.
 
-    ``layer`` counts blocks or stages of a hierarchical model (their output); None = the last block, the second-to-last
-    stage. The default is that of pytorch-grad-cam (``protocol="authors"``): the output of the block's first norm, ReLU,
-    min–max. ``protocol="signed"`` reads the block's input and keeps the sign, as the aggregated forms do;
-    ``protocol="skipplus"`` also averages channel weights over the prefix tokens.
+    ``layer`` counts blocks, the stages of a hierarchical model or the feature layers of a black box (their output);
+    None = the last block, the second-to-last stage, the last feature layer. The default is that of pytorch-grad-cam
+    (``protocol="authors"``): the output of the block's first norm, ReLU, min–max. ``protocol="signed"`` reads the
+    block's input and keeps the sign, as the aggregated forms do; ``protocol="skipplus"`` also averages channel weights
+    over the prefix tokens.
     """
 
     layer: int | None = None
@@ -38,7 +39,7 @@ class Cam(Layerwise):
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
-        return None
+        return lacks(cls.info, model) or lacks_gradients(cls.info, model)
 
     def cancels(self, layers: Iterable[int]) -> bool:
         return self.cancelling and len(list(layers)) == 1  # in a sum over layers the others weigh more
@@ -59,8 +60,9 @@ class Cam(Layerwise):
 
     @property
     def stage(self) -> int:
-        """The stage of a hierarchical model."""
-        stage, stages = -2 if self.layer is None else self.layer, self.model.num_stages
+        """The stage of a model without tokens."""
+        stage = self.model.default_stage if self.layer is None else self.layer
+        stages = self.model.num_stages
         if not -stages <= stage < stages:
             raise VitrailError(f"{self.model.name} has {stages} stages; there is no stage {stage}.")
         return stage % stages

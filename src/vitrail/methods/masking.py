@@ -172,15 +172,15 @@ def tokens_spec(model: View) -> TraceSpec:
 
 
 def features_spec(model: View, layer: str) -> TraceSpec:
-    """A trace that keeps features: the output of the last first norm or attention, or of the second-to-last stage."""
+    """A trace that keeps features: the output of the last first norm or attention, or of the default stage."""
     if model.has_tokens:
         return TraceSpec.of({"attention_out" if layer == "attention" else "u"}, [model.num_layers - 1])
     if layer != "norm1":
         raise VitrailError(
             f'layer="{layer}" needs the tokens of a ViT, which {model.name} does not have: leave layer at "norm1", '
-            "which stands for its second-to-last stage."
+            "which stands for its default stage."
         )
-    return TraceSpec.of({"features"}, [model.num_stages - 2])
+    return TraceSpec.of({"features"}, [model.default_stage])
 
 
 def features_of(subject: Subject, model: View, layer: str) -> Tensor:
@@ -191,7 +191,7 @@ def features_of(subject: Subject, model: View, layer: str) -> Tensor:
         values = trace["attention_out" if layer == "attention" else "u"][model.num_layers - 1]
         features = values[subject.row, trace.num_prefix :].T.unflatten(1, model.grid)
     else:
-        features = trace["features"][model.num_stages - 2][subject.row]
+        features = trace["features"][model.default_stage][subject.row]
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.calls import check_known, protocols_of, split_call
 from vitrail.errors import VitrailError
-from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, refuse_unsupported, without_tokens
+from vitrail.methods.base import Attribution, Method, MethodFactory, MethodInfo, lacks, refuse_unsupported
 from vitrail.models.view import View
 from vitrail.registry import Registry, first_line, matching
 
@@ -64,8 +64,11 @@ RECOMMENDED = (
     "decompx.skipplus", "full_grad_plus.skipplus(rule=frozen)", "att_cat(rule=frozen)", "gen_att", "vtranm",
     "trans_att", "rollout", "random",
 )  # fmt: skip
-RECOMMENDED_WITHOUT_TOKENS = (
+RECOMMENDED_ON_FEATURES = (
     "vit_cx", "grad_cam", "hires_cam", "layer_cam", "xgrad_cam", "occlusion", "integrated_gradients", "random",
+)  # fmt: skip
+RECOMMENDED_ON_LOGITS = (
+    "occlusion", "integrated_gradients", "smooth_grad", "lime", "kernel_shap", "hsic", "rise", "random",
 )  # fmt: skip
 
 METHODS: Registry[MethodFactory] = Registry(
@@ -162,7 +165,8 @@ def supported_methods(model: View) -> list[str]:
 
 def recommended_methods(model: View) -> list[str]:
     """The calls of about eight methods worth comparing on a model: its default first, ``random`` last."""
-    calls = RECOMMENDED if model.has_tokens else RECOMMENDED_WITHOUT_TOKENS
+    calls = RECOMMENDED_ON_FEATURES if model.has_features else RECOMMENDED_ON_LOGITS
+    calls = RECOMMENDED if model.has_tokens else calls
     return [call for call in calls if not get_method(split_call(call)[0]).unsupported(model)]
 
 
@@ -232,7 +236,7 @@ class FunctionFactory:
         return {name: hints.get(name, Any) for name in self.info.params}
 
     def unsupported(self, model: View) -> str | None:
-        return without_tokens(self.info, model)
+        return lacks(self.info, model)
 
     def __call__(self, model: View, *, shape: Literal["map", "input"] = "map", **params: Any) -> Method:
         return FunctionMethod(model, shape=shape, factory=self, values={**self.parameters(), **params})

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from vitrail.errors import VitrailError
+from vitrail.models.black_box import BlackBox
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.translation import LIBRARIES, class_name, is_of_library
 from vitrail.models.view import View
@@ -18,8 +19,11 @@ from vitrail.models.view import View
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 
-def check_tensors(module: nn.Module) -> None:
-    """Refuses, by name, parameters and buffers that are not plain dense tensors with values."""
+def check_tensors(module: nn.Module, of_any_kind: bool = False) -> None:
+    """Refuses, by name, parameters and buffers that are not plain dense tensors with values.
+
+    A black box may hold tensors ``of_any_kind``, sparse or quantised, as long as it can be run.
+    """
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if is_lazy(tensor):
             raise VitrailError(f"{name} has no shape yet (a lazy layer): run the model once before wrap().")
@@ -30,15 +34,15 @@ def check_tensors(module: nn.Module) -> None:
                 f"{name} was created under torch.inference_mode(), which forbids gradients: build the model outside "
                 f"it, or give copy.deepcopy(module)."
             )
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided and not of_any_kind:
             raise VitrailError(f"{name} is a sparse tensor: make it dense (tensor.to_dense()) before wrap().")
     for name, parameter in module.named_parameters():
         is_plain = type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__
-        if not parameter.is_floating_point() or not is_plain:
+        if not of_any_kind and (not parameter.is_floating_point() or not is_plain):
             kind = str(parameter.dtype).removeprefix("torch.") if is_plain else class_name(parameter)
             raise VitrailError(
                 f"{name} is not a plain floating-point tensor but quantised or distributed ({kind}): give the "
-                f"model before that conversion."
+                f"model before that conversion, or explain it by its logits alone: wrap(module, black_box=True)."
             )
     devices = {str(parameter.device) for parameter in module.parameters()}
     if len(devices) > 1:
@@ -65,9 +69,26 @@ def check_logits(view: View, module_logits: Callable[[nn.Module, Tensor], Tensor
         raise _differ(view, f"the module's have the shape {tuple(expected.shape)}, the view's {tuple(logits.shape)}")
     size = max(1.0, float(expected.abs().nan_to_num(0.0, 0.0).max()))
     tolerance = size * _tolerance(view)
-    if not torch.allclose(logits.double(), expected.double(), rtol=0.0, atol=tolerance, equal_nan=True):
+    if not _are_close(logits, expected, tolerance):
+        if isinstance(view, BlackBox):
+            raise _no_classifier(view, "two passes over one image differ: it draws random numbers, or has a memory")
         gap = float((logits.double() - expected.double()).abs().max())
         raise _differ(view, f"by {gap:.3g} where the largest is {size:.3g}")
+    if isinstance(view, BlackBox):
+        with torch.no_grad():
+            pair = _tried(view, view.name, lambda: view.logits(torch.cat([images.flip(2), images])))
+        if not _are_close(pair[1:], expected, tolerance):
+            raise _no_classifier(view, "the logits of an image change with the other images of its batch")
+
+
+def _are_close(logits: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return torch.allclose(logits.double(), expected.double(), rtol=0.0, atol=tolerance, equal_nan=True)
+
+
+def _no_classifier(view: View, why: str) -> VitrailError:
+    return VitrailError(
+        f"{view.name} cannot be explained: {why}; expected one row of logits per image, always the same."
+    )
 
 
 def _tolerance(view: View) -> float:
@@ -108,7 +129,7 @@ def _differ(view: View, how: str) -> VitrailError:
     suspects = _suspects(view.module) or " Something in it computes what the view does not."
     return VitrailError(
         f"the logits of {view.name} and of vitrail's view of it differ on a random image ({how}), so its explanations "
-        f"would be those of another model.{suspects}"
+        f"would be those of another model.{suspects} By its logits alone: wrap(module, black_box=True)."
     )
 
 

@@ -17,7 +17,7 @@ from vitrail.errors import VitrailError
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # averaged first, as timm does
 KEYS = tuple(sorted(WRAPPERS, key=lambda name: name == "model"))  # "model" last: it may hold a name
 PREFIXES = ("module.", "_orig_mod.", "model.")
-HEAD = re.compile(r"(?P<place>head|heads|classifier)\.(?:\w+\.)?(?P<kind>weight|bias)")  # of one linear layer
+HEAD = re.compile(r"(?P<place>head|heads|classifier|fc)\.(?:\w+\.)?(?P<kind>weight|bias)")  # of one linear layer
 FOREIGN = re.compile(r"(?<=GLOBAL )[\w.]+|(?<=class )[\w.]+")  # in torch's refusal: the class the file would import
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import VitrailError
 from vitrail.models import huggingface, timm, torchvision
-from vitrail.models.clone import evaluation_clone
-from vitrail.models.view import View
-from vitrail.progress import passed
+from vitrail.models.black_box import BlackBox, widened
+
+FIRST_STAGE_TOKENS = 4096
 
 
 def is_hierarchical(module: nn.Module) -> bool:
@@ -27,36 +25,29 @@ def is_hierarchical(module: nn.Module) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class Hierarchical(View):
+class Hierarchical(BlackBox):
     """Windows shift and patches merge, so there is no fixed token grid: only black-box methods and CAMs apply.
 
-    Every forward pass runs on a clone of the module in evaluation mode that shares its weights, so the view uses the
-    current weights, never changes the module and is thread-safe.
+    Its stages and its head are known: their weights are read from the module, whatever replaced them.
     """
+
+    structure: ClassVar[str] = "hierarchical"
 
     def __post_init__(self) -> None:
         """Refuses an unsupported network now, not at the first call."""
-        stem = next((m for m in self.module.modules() if isinstance(m, nn.Conv2d)), None)
-        if stem is not None and stem.in_channels != 3:
-            raise self._refuse(f"it takes {stem.in_channels} colour channels, but only RGB models can be explained")
+        self.check_channels()
         if self.device.type == "meta":  # no weights: it can be described, but not run
             return
-        height, width = self.size
-        try:
-            with torch.no_grad():
-                self.staged(self.check_images(torch.zeros(1, 3, height, width, device=self.device)), [-1])
-        except VitrailError:
-            raise
-        except Exception as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise self._refuse(f"its forward pass fails on an image of {height}×{width} pixels ({why})") from error
+        images = torch.zeros(1, 3, *self.size, device=self.device)
+        with torch.no_grad():
+            self.tried(lambda: self.staged(self.check_images(images), [-1]))
 
     @property
     def num_outputs(self) -> int:
         owner, name = _head_place(self.module)
         linears = [m for m in getattr(owner, name).modules() if isinstance(m, nn.Linear)]
         if not linears:
-            raise self._refuse("it has no classification head; build it with one, or replace its head by an nn.Linear")
+            raise self.refuse("it has no classification head; build it with one, or replace its head by an nn.Linear")
         return linears[-1].out_features
 
     @property
@@ -67,6 +58,16 @@ class Hierarchical(View):
     @property
     def num_stages(self) -> int:
         return len(self.stages)
+
+    @property
+    def default_stage(self) -> int:
+        """The second-to-last, whose features are finer than those of the last."""
+        return self.num_stages - 2
+
+    @property
+    def num_tokens(self) -> int:
+        """Roughly that of the first stage."""
+        return FIRST_STAGE_TOKENS
 
     def layers(self) -> list[list[Tensor]]:
         """The weights of each stage, with what merges its patches before it, then all that follows the last."""
@@ -81,60 +82,23 @@ class Hierarchical(View):
                 layers[stage if index is not None else stage + 1].append(parameter.detach())
         return layers
 
-    def logits(self, images: Tensor) -> Tensor:
-        return self.staged(self.check_images(images), ())[0]
+    def watched(self, module: Any) -> dict[str, nn.Module]:
+        """The last block of each stage."""
+        blocks = [stage.blocks if hasattr(stage, "blocks") else stage for stage in _stages(module)]
+        return {str(number): parts[-1] for number, parts in enumerate(blocks)}
 
-    def features(self, images: Tensor, stage: int = -2) -> Tensor:
-        """Output of the last block of a stage, (B, C, h, w); the default is the second-to-last stage."""
-        return self.as_map(self.staged(self.check_images(images), [stage])[1][0])
-
-    def staged(self, images: Tensor, stages: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        wrong = [stage for stage in stages if not -self.num_stages <= stage < self.num_stages]
-        if wrong:
-            raise VitrailError(f"{self.name} has {self.num_stages} stages; there is no stage {wrong[0]}.")
-        module = evaluation_clone(self.module)
-        outputs: dict[int, Tensor] = {}
-        for stage in stages:
-            self._watch(_stages(module)[stage], stage, outputs)
+    def called(self, module: nn.Module, images: Tensor) -> Any:
+        """The output of the clone; under autocast its head keeps the precision of the images."""
         if torch.is_autocast_enabled(images.device.type):  # bf16 logits are too coarse for differences of scores
             owner, name = _head_place(module)
             setattr(owner, name, _FullPrecision(getattr(owner, name), images.dtype))
-        result = module(images) if images.dtype == self.dtype else _widened(module, images)
-        logits = result if isinstance(result, Tensor) else result[0]
-        if tuple(logits.shape) != (len(images), self.num_outputs):
-            raise self._refuse(
-                f"for a batch of {len(images)} its output has shape {tuple(logits.shape)}; expected one row of "
-                f"logits per image, {self.num_outputs} as from the last linear layer of its head"
-            )
-        if len(outputs) < len(stages):
-            raise self._refuse("its forward method was replaced by a function that does not call its stages")
-        passed(len(images))
-        return logits, [outputs[stage] for stage in stages]
-
-    @staticmethod
-    def _watch(stage: Any, number: int, outputs: dict[int, Tensor]) -> None:
-        """Records the output of the last block of a stage of the clone."""
-
-        def record(_: nn.Module, __: Any, out: Any) -> None:
-            outputs[number] = out[0] if isinstance(out, tuple) else out
-
-        (stage.blocks if hasattr(stage, "blocks") else stage)[-1].register_forward_hook(record)
+        return module(images) if images.dtype == self.dtype else widened(module, images)
 
     def as_map(self, out: Tensor) -> Tensor:
         if out.ndim == 3:
             rows = round((out.shape[1] * self.size[0] / self.size[1]) ** 0.5)
             out = out.unflatten(1, (rows, -1))
         return out.permute(0, 3, 1, 2)
-
-    def _refuse(self, why: str) -> VitrailError:
-        return VitrailError(f"{type(self.module).__name__} cannot be explained: {why}.")
-
-
-def _widened(module: nn.Module, images: Tensor) -> Any:
-    """The output of a module whose weights have another precision than the images."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    wider = {name: tensor.detach().to(images.dtype) for name, tensor in tensors if tensor.is_floating_point()}
-    return torch.func.functional_call(module, wider, (images,))
 
 
 class _FullPrecision(nn.Module):
@@ -149,7 +113,7 @@ class _FullPrecision(nn.Module):
             return self.head(pooled.to(self.dtype))
 
 
-def _stages(module: Any) -> list[nn.Module]:
+def _stages(module: Any) -> list[Any]:
     if huggingface.is_huggingface(module):
         return list(module.base_model.encoder.layers)
     return list(module.layers if timm.is_timm(module) else module.features[1::2])

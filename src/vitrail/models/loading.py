@@ -49,6 +49,8 @@ def load(
     crop_pct: float | None = None,
     interpolation: str | None = None,
     prompts: Prompts | None = None,
+    features: str | Sequence[str] | None = None,
+    black_box: bool = False,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     **model_args: Any,
@@ -73,6 +75,8 @@ def load(
         interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
         prompts: the classes of a CLIP or SigLIP of Hugging Face: texts, lists of texts that are averaged, or either
             by a name.
+        features: the path of a layer whose output is a feature map, or several, of a model that is no plain ViT.
+        black_box: explain the model by its logits, even where it is a plain ViT.
         device: "auto" = CUDA if available.
         dtype: "auto" = float32.
         model_args: passed on to the library that builds the model.
@@ -81,7 +85,10 @@ def load(
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
     device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # refuse wrong ones before any work
     prompts = None if prompts is None else checked_prompts(prompts)
-    view_args = {"labels": labels, "output": output, "prompts": prompts}
+    features = features if features is None or isinstance(features, str) else list(features)
+    view_args = {
+        "labels": labels, "output": output, "prompts": prompts, "features": features, "black_box": black_box
+    }  # fmt: skip
     request = LoadRequest(
         name=name or "",
         checkpoint=checkpoint,
@@ -133,7 +140,7 @@ class LoadRequest:
     pretrained: bool | None
     num_classes: int | None
     img_size: int | tuple[int, int] | None
-    view_args: dict[str, Any]  # labels, output, prompts
+    view_args: dict[str, Any]  # labels, output, prompts, features, black_box
     model_args: dict[str, Any]
     device: torch.device
     dtype: torch.dtype
@@ -178,6 +185,8 @@ class LoadRequest:
             "labels": labels,
             "output": self.view_args["output"],
             "prompts": self.view_args["prompts"],
+            "features": self.view_args["features"],
+            "black_box": self.view_args["black_box"] or None,
             **self.model_args,
         }
         return {key: value for key, value in arguments.items() if value is not None}
@@ -223,14 +232,25 @@ def _load_timm(request: LoadRequest) -> View:
     sizes = {"num_classes": num_classes, "img_size": request.img_size}
     arguments = {**{key: value for key, value in sizes.items() if value is not None}, **request.model_args}
     wants_weights = request.wants_weights
-    module = _fetch(name, lambda: timm.create_model(name, pretrained=wants_weights, **arguments), wants_weights)
+
+    def build() -> Any:
+        try:
+            return timm.create_model(name, pretrained=wants_weights, **arguments)
+        except TypeError as error:
+            unknown = UNKNOWN.search(str(error))
+            if unknown is None or unknown[1] != "img_size":
+                raise
+        del arguments["img_size"]  # a network that takes any size
+        return timm.create_model(name, pretrained=wants_weights, **arguments)
+
+    module = _fetch(name, build, wants_weights)
     trained = None if state is None or request.img_size is None else _trained_size(module, state)
     if trained is not None:  # weights of another size: fill a model of theirs, then let timm resample its positions
         module = _fetch(name, lambda: timm.create_model(name, pretrained=False, **{**arguments, "img_size": trained}))
     _fill(module, state, request)
     if trained is not None:
         module.set_input_size(img_size=as_pair(request.img_size))
-    return request.view(module)
+    return request.view(module, img_size=None if "img_size" in arguments else request.img_size)
 
 
 def _trained_size(module: Any, state: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
@@ -436,7 +456,8 @@ def _remote_code(name: str) -> VitrailError:
 def _classes_in(state: Mapping[str, torch.Tensor]) -> int | None:
     """The number of outputs of the head in a checkpoint."""
     names = [name for (_, kind), name in head_of(state).items() if kind == "weight"]
-    names.append("heads.head.weight")  # torchvision's last layer, where representation_size puts one before it
+    # the last layer, where others stand beside it: torchvision's representation_size, the norm of a timm CNN's head
+    names += ["heads.head.weight", "head.fc.weight"]
     return next((int(state[name].shape[0]) for name in names if name in state), None)
 
 

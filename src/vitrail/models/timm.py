@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core import parts
+from vitrail.errors import VitrailError
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.translation import (
     activation,
@@ -19,6 +20,7 @@ from vitrail.models.translation import (
     needed_norm,
     no_pool,
     norm,
+    opaque,
     patch_convolution,
     positions,
     prefix_tokens,
@@ -87,10 +89,15 @@ def takes_other_sizes(module: Any) -> bool:
 adapts_to_input = takes_other_sizes
 
 
+def _beyond(part: Any, why: str) -> VitrailError:
+    """The error for a part without a canonical form: timm's own makes a black box, any other is refused."""
+    return opaque(part, why) if is_timm(part) else refuse(part, why)
+
+
 def _embedding(module: Any, size: tuple[int, int]) -> parts.Embedding:
     patch = module.patch_embed
     if type(patch).__name__ != "PatchEmbed":
-        raise refuse(patch, "only a plain patch convolution can embed the image (no hybrid stem)")
+        raise _beyond(patch, "only a plain patch convolution can embed the image (no hybrid stem)")
     convolution = patch_convolution(patch.proj)
     tokens = [module.cls_token, getattr(module, "dist_token", None), getattr(module, "reg_token", None)]
     present = [t for t in tokens if t is not None]
@@ -132,7 +139,7 @@ def _rope(table: Tensor, attention: Any) -> parts.Rope:
 
 def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Block:
     if type(block).__name__ not in BLOCKS:
-        raise refuse(
+        raise _beyond(
             block, "only serial pre-norm blocks can be explained (no parallel, post-norm or differential ones)"
         )
     check_dropout(block, "drop_path1", "drop_path2")
@@ -148,9 +155,9 @@ def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> p
 
 def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Attention:
     if type(attention).__name__ not in ATTENTIONS:
-        raise refuse(attention, "only plain softmax attention can be explained (no differential or windowed one)")
+        raise _beyond(attention, "only plain softmax attention can be explained (no differential or windowed one)")
     if getattr(attention, "gate", None) is not None or getattr(attention, "num_kv_groups", 1) > 1:
-        raise refuse(attention, "gated and grouped-query attention are not supported")
+        raise _beyond(attention, "gated and grouped-query attention are not supported")
     check_dropout(attention, "attn_drop", "proj_drop")
     q, k, v, together = _qkv(attention)
     bias = shared_bias
@@ -200,7 +207,7 @@ def _mlp(mlp: Any) -> parts.Mlp:
         first, second = linear(mlp.fc1, slice(half)), linear(mlp.fc1, slice(half, None))
         gate, up = (second, first) if mlp.gate_last else (first, second)
         return parts.Mlp(gate, linear(mlp.fc2), act, up, inner)
-    raise refuse(mlp, "only Mlp, GluMlp and SwiGLU are supported")
+    raise _beyond(mlp, "only Mlp, GluMlp and SwiGLU are supported")
 
 
 def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:
@@ -234,7 +241,7 @@ def _includes_prefix(module: Any, pool: str | None) -> bool:
 
 def _attention_pool(pool: Any) -> parts.AttentionPool:
     if type(pool).__name__ != "AttentionPoolLatent" or pool.pos_embed is not None or pool.latent_len != 1:
-        raise refuse(pool, "only a plain attention pool with a single query is supported")
+        raise _beyond(pool, "only a plain attention pool with a single query is supported")
     check_dropout(pool, "proj_drop")
     width = pool.kv.in_features
     q = linear(pool.q) if isinstance(pool.q, nn.Linear) else parts.Linear(torch.eye(width).to(pool.latent))

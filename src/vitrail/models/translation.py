@@ -34,11 +34,21 @@ ACTIVATIONS: dict[str, parts.Activation] = {
 LIBRARIES = ("torch", "timm", "torchvision", "transformers")
 
 
+class OpaqueError(VitrailError):
+    """A network as its library builds it has parts that cannot be expressed: it can only be a black box."""
+
+
+def opaque(thing: Any, why: str) -> OpaqueError:
+    """The error for a part of a library's own network that cannot be expressed in canonical parts."""
+    return OpaqueError(f"{class_name(thing)} cannot be seen through: {why}.")
+
+
 def refuse(thing: Any, why: str) -> VitrailError:
     """The error for a module that cannot be expressed in canonical parts; it names the class."""
     return VitrailError(
         f"{class_name(thing)} is not supported: {why}. Supported: {SUPPORTED}. A backbone without a head: "
-        f'vitrail.wrap(backbone, head=nn.Linear(…), pool="token"|"avg"|"map"|"pooler").'
+        f'vitrail.wrap(backbone, head=nn.Linear(…), pool="token"|"avg"|"map"|"pooler"). By its logits alone: '
+        f"vitrail.wrap(module, black_box=True)."
     )
 
 

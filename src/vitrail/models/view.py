@@ -7,9 +7,16 @@ import hashlib
 import json
 import operator
 import re
+<<<<<<< HEAD
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+=======
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+>>>>>>> models
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +39,7 @@ CELLS = (14, 14)  # of a model without tokens
 
 @dataclass(eq=False, repr=False)
 class View:
-    """A model seen from outside. Subclasses: ``ViT`` (tokens and blocks) and ``Hierarchical`` (features only).
+    """A model seen from outside. Subclasses: ``ViT`` (tokens and blocks), ``BlackBox`` (logits, at best features).
 
     ``spec`` holds the arguments of the ``load`` call that made it, so that a saved explanation can find it again.
     """
@@ -51,6 +58,7 @@ class View:
     question: dict[str, Any] | None = field(default=None, kw_only=True)
     answer: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, kw_only=True)
     known_fingerprint: str | None = field(default=None, kw_only=True)  # set where the weights cannot change
+    differentiable: bool = field(default=True, init=False)  # whether gradients reach the pixels
 
     def __repr__(self) -> str:
         height, width = self.size
@@ -63,12 +71,15 @@ class View:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return next((t.device for t in self._tensors()), torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
         """The precision of its weights."""
-        return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
+        return next((t.dtype for t in self._tensors() if t.is_floating_point()), torch.float32)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return chain(self.module.parameters(), self.module.buffers())
 
     @property
     def precision(self) -> torch.dtype:
@@ -111,10 +122,19 @@ class View:
             )
         return images.to(self.device, dtype or self.dtype)
 
-    # What a view can do beyond logits. A plain ViT has tokens; a hierarchical one has stages with features.
+    # What a view can do beyond logits. A plain ViT has tokens; other networks have stages with features, or nothing.
 
     has_tokens: ClassVar[bool] = False
+<<<<<<< HEAD
     reads_texts: ClassVar[bool] = False  # whether its classes are texts, and others can be asked about
+=======
+    structure: ClassVar[str] = "plain"  # in a word, for messages
+
+    @property
+    def has_features(self) -> bool:
+        """Whether there are feature maps, of tokens or of stages."""
+        return True
+>>>>>>> models
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -140,13 +160,18 @@ class View:
         raise VitrailError(f"{self.name} has no stages: it is a plain ViT.")
 
     @property
+    def default_stage(self) -> int:
+        """The stage whose features are used where none is named."""
+        raise VitrailError(f"{self.name} has no stages: it is a plain ViT.")
+
+    @property
     def num_tokens(self) -> int:
-        """Number of tokens; for a hierarchical model roughly that of its first stage."""
-        return self.grid[0] * self.grid[1] + self.num_prefix if self.has_tokens else 4096
+        """Number of tokens; of a model without them, a number that stands for the size of its activations."""
+        return self.grid[0] * self.grid[1] + self.num_prefix
 
     @property
     def width(self) -> int:
-        """Channels of the residual stream; for a hierarchical model roughly those of its last stage."""
+        """Channels of the residual stream; for a model without tokens roughly those of the last stage of a Swin."""
         return self.blocks[0].norm1.width if self.has_tokens else 1024
 
     @property
@@ -188,7 +213,7 @@ class View:
 
     def _without_tokens(self, what: str) -> VitrailError:
         return VitrailError(
-            f"{self.name} ({type(self.module).__name__}) has no {what}: it is hierarchical, without fixed tokens. "
+            f"{self.name} ({type(self.module).__name__}) has no {what}: it is {self.structure}, without fixed tokens. "
             f"`vitrail methods --model` lists the methods that work on it."
         )
 
@@ -307,11 +332,16 @@ class View:
         if self.known_fingerprint is not None:
             return self.known_fingerprint
         digest = hashlib.blake2b(digest_size=16)
-        for name, tensor in sorted(self.module.state_dict().items()):
+        for name, tensor in _flat(sorted(self.module.state_dict().items())):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+<<<<<<< HEAD
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         if self.question is not None:
             digest.update(json.dumps(self.question).encode())
+=======
+            dense = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
+            digest.update(dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+>>>>>>> models
         return digest.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> View:
@@ -320,6 +350,7 @@ class View:
         return self
 
 
+<<<<<<< HEAD
 def _log_sum(scores: Tensor) -> Tensor:
     """(B, k) → (B,): the logit of a group of classes of which one applies."""
     return scores.logsumexp(1)
@@ -329,6 +360,15 @@ def _log_odds_of_any(scores: Tensor) -> Tensor:
     """(B, k) → (B,): the log-odds of 1 − Π (1 − σ(z)), log(exp(s) − 1) with s = Σ softplus(z)."""
     total = F.softplus(scores).sum(1)
     return total + torch.log(-torch.expm1(-total))
+=======
+def _flat(state: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a state, also those that quantised layers pack into tuples."""
+    for name, value in state:
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, tuple):
+            yield from _flat((f"{name}.{i}", part) for i, part in enumerate(value))
+>>>>>>> models
 
 
 def check_floats(images: Any) -> None:

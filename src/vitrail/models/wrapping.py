@@ -15,15 +15,21 @@ from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
 from vitrail.models import huggingface, timm, torchvision, zero_shot
 from vitrail.models.agreement import check_logits, check_tensors
+from vitrail.models.black_box import BlackBox, as_logits
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
 from vitrail.models.labels import imagenet_labels, read_labels
 from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from vitrail.models.translation import refuse
+from vitrail.models.translation import OpaqueError, class_name, refuse
 from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
 from vitrail.models.zero_shot import Prompts, ZeroShotViT
 
+LIBRARIES = (
+    (timm, timm.is_timm),
+    (torchvision, torchvision.is_torchvision),
+    (huggingface, huggingface.is_huggingface),
+)
 POOLS = ("token", "avg", "map", "pooler")
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -47,11 +53,13 @@ def wrap(
     processor: Any = None,
     prompts: Prompts | None = None,
     tokenizer: Any = None,
+    features: str | Sequence[str] | None = None,
+    black_box: bool = False,
     name: str | None = None,
 ) -> View:
-    """A view of a timm, torchvision or Hugging Face module you already have.
+    """A view of a module you already have: a plain ViT is seen through, any other image classifier is a black box.
 
-    The module is run once, on a random image in evaluation mode: its logits and the view's must agree.
+    The module is run on a random image in evaluation mode: its logits and the view's must agree.
 
     Args:
         module: the network; it is never changed.
@@ -68,6 +76,9 @@ def wrap(
         processor: the Hugging Face image processor, if available.
         prompts: the classes of a CLIP or SigLIP: texts, lists of texts that are averaged, or either by a name.
         tokenizer: with ``prompts``: the Hugging Face tokenizer.
+        features: the path of a layer whose output is a feature map, or several from first to last, for CAMs and
+            ``vit_cx`` on a black box; None = the last feature map, if there is one.
+        black_box: explain the module by its logits, even where it is a plain ViT.
         name: its name in messages and results.
     """
     if isinstance(module, View):
@@ -79,15 +90,23 @@ def wrap(
     if "_orig_mod" in module._modules and (module._forward_hooks or module._forward_pre_hooks):
         raise VitrailError("the compiled module itself has hooks: register them on the inner module (_orig_mod).")
     inner = getattr(module, "_orig_mod", module)  # a torch.compile'd model is unwrapped
-    check_tensors(inner)
-    view = outline(inner, labels, head, pool, output, img_size, processor, prompts, tokenizer, name)
+    check_tensors(inner, of_any_kind=black_box or not _is_seen_through(inner))
+    if not _is_of_zoo(inner) and processor is None and None in (img_size, mean, std):
+        raise VitrailError(
+            f"{class_name(inner)} is no model of timm, torchvision or Hugging Face: say how images become its inputs, "
+            "as in its training, with img_size=, mean= and std= (or processor=)."
+        )
+    view = outline(
+        inner, labels, head, pool, output, img_size, processor, prompts, tokenizer, name, features, black_box
+    )
     view.preprocessing = view.preprocessing.changed(
         fit=fit, mean=mean, std=std, crop_pct=crop_pct, interpolation=interpolation
     )
     if head is not None:
         check_tensors(head)
         _check_kind(inner, head)
-    check_logits(view, partial(_own_logits, head=None if head is None else evaluation_clone(head), pool=pool))
+    own_head = None if head is None else evaluation_clone(head)
+    check_logits(view, partial(_own_logits, view=view, head=own_head, pool=pool))
     return view
 
 
@@ -102,6 +121,8 @@ def outline(
     prompts: Prompts | None = None,
     tokenizer: Any = None,
     name: str | None = None,
+    features: str | Sequence[str] | None = None,
+    black_box: bool = False,
 ) -> View:
     """The view that ``wrap`` returns, of a module that is not run and may have no weights."""
     name = name or _name(module)
@@ -111,34 +132,77 @@ def outline(
     elif tokenizer is not None:
         raise VitrailError("tokenizer= goes with prompts=, the texts that it reads.")
     _check_pool(head, pool)
-    if is_hierarchical(module):
+    names = (features,) if isinstance(features, str) else None if features is None else tuple(features)
+    view: View
+    if black_box or names is not None or not _is_seen_through(module):
+        view = _black_box(module, name, img_size, processor, names, head)
+    elif is_hierarchical(module):
         if head is not None:
             raise refuse(module, "head= is for backbones with tokens")
         preprocessing = _preprocess(module, _hierarchical_size(module), img_size, processor)
-        view: View = Hierarchical(module, name, preprocessing)
+        view = Hierarchical(module, name, preprocessing)
     else:
-        adapter = _adapter(module)
-        preprocessing = _preprocess(module, adapter.native_size(module), img_size, processor)
-        _check_size(module, adapter, preprocessing.size, img_size)
-        describe = partial(adapter.describe, module, preprocessing.size, head, pool)
-        architecture = _described(module, describe)  # refuse now, not at the first call
-        _, channels, *patch = architecture.embedding.weight.shape
-        if channels != 3:
-            raise refuse(module, f"it takes {channels} colour channels; only RGB models can be explained")
-        if head is not None:
-            _check_width(architecture, name)
-        preprocessing = _whole_patches(preprocessing, patch)
-        if texts is None:
-            view = ViT(module, name, preprocessing, describe=describe)
-        else:
-            view = ZeroShotViT(
-                module, name, preprocessing, labels=tuple(texts), describe=describe, prompts=texts, tokenizer=tokenizer
-            )
+        try:
+            view = _seen_through(module, name, img_size, processor, head, pool, texts, tokenizer)
+        except OpaqueError as error:
+            if head is not None:
+                raise
+            view = _black_box(module, name, img_size, processor, names, head)
+            view.note = f"{error} {view.note}"
     if texts is None:
         view.labels = _labels(view, labels)
     view.output = output or _output(view)
     if view.output not in ("softmax", "sigmoid"):
         raise VitrailError(f'output must be "softmax" or "sigmoid", but got {output!r}.')
+    return view
+
+
+def _seen_through(
+    module: Any,
+    name: str,
+    img_size: int | tuple[int, int] | None,
+    processor: Any,
+    head: nn.Module | None,
+    pool: str | None,
+    texts: dict[str, list[str]] | None,
+    tokenizer: Any,
+) -> ViT:
+    """The view of a plain ViT."""
+    adapter = _adapter(module)
+    preprocessing = _preprocess(module, adapter.native_size(module), img_size, processor)
+    _check_size(module, adapter, preprocessing.size, img_size)
+    describe = partial(adapter.describe, module, preprocessing.size, head, pool)
+    architecture = _described(module, describe)  # refuse now, not at the first call
+    _, channels, *patch = architecture.embedding.weight.shape
+    if channels != 3:
+        raise refuse(module, f"it takes {channels} colour channels; only RGB models can be explained")
+    if head is not None:
+        _check_width(architecture, name)
+    preprocessing = _whole_patches(preprocessing, patch)
+    if texts is None:
+        return ViT(module, name, preprocessing, describe=describe)
+    return ZeroShotViT(
+        module, name, preprocessing, labels=tuple(texts), describe=describe, prompts=texts, tokenizer=tokenizer
+    )
+
+
+def _black_box(
+    module: Any,
+    name: str,
+    img_size: int | tuple[int, int] | None,
+    processor: Any,
+    features: tuple[str, ...] | None,
+    head: nn.Module | None,
+) -> BlackBox:
+    """The view of any classifier."""
+    if head is not None:
+        raise refuse(module, "head= is for backbones with tokens; of any other, give a module that ends in the head")
+    if timm.is_timm(module) and getattr(module, "num_classes", None) == 0:
+        raise refuse(module, "it has no classification head (num_classes is 0)")
+    size = _box_size(module, img_size, processor)
+    view = BlackBox(module, name, _preprocess(module, size, img_size, processor), stage_names=features)
+    known = f"logits and the features of {', '.join(view.stage_names)}" if view.stage_names else "logits"
+    view.note = f"Explained as a black box, by its {known}; a plain ViT can be explained by every method."
     return view
 
 
@@ -212,26 +276,41 @@ def _check_width(architecture: Architecture, name: str) -> None:
         width = outputs
 
 
-def _own_logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
-    if is_hierarchical(module):
-        out = module(images)
-        return out.logits if hasattr(out, "logits") else out
+def _own_logits(module: Any, images: Tensor, view: View, head: nn.Module | None, pool: str | None) -> Tensor:
+    if isinstance(view, BlackBox):
+        return as_logits(module(images))
     return _adapter(module).logits(module, images, head, pool)
 
 
 def _adapter(module: nn.Module) -> ModuleType:
     if isinstance(module, zero_shot.ZeroShot):
         return zero_shot
-    for adapter, is_own in (
-        (timm, timm.is_timm),
-        (torchvision, torchvision.is_torchvision),
-        (huggingface, huggingface.is_huggingface),
-    ):
-        if is_own(module):
-            if type(module).__name__ not in adapter.NETWORKS:
-                raise refuse(module, "it is not a plain Vision Transformer")
+    for adapter, is_own in LIBRARIES:
+        if is_own(module) and type(module).__name__ in adapter.NETWORKS:
             return adapter
-    raise refuse(module, "it comes from none of timm, torchvision and Hugging Face")
+    plain = next(kind for kind in type(module).__mro__ if _is_network(kind))
+    raise refuse(module, f"it may compute something else than {plain.__module__}.{plain.__name__}")
+
+
+def _is_of_zoo(module: nn.Module) -> bool:
+    """Whether the module comes from a library of models."""
+    return any(is_own(module) for _, is_own in LIBRARIES)
+
+
+def _is_seen_through(module: nn.Module) -> bool:
+    """Whether it is a network whose parts are known, or a subclass of one, which may compute something else."""
+    return (
+        isinstance(module, zero_shot.ZeroShot)
+        or zero_shot.is_zero_shot(module)
+        or any(_is_network(kind) for kind in type(module).__mro__)
+    )
+
+
+def _is_network(kind: type) -> bool:
+    return any(
+        kind.__module__.startswith(f"{package}.") and kind.__name__ in (*adapter.NETWORKS, *adapter.HIERARCHICAL)
+        for package, adapter in (("timm", timm), ("torchvision", torchvision), ("transformers", huggingface))
+    )
 
 
 def _of_library(module: nn.Module) -> Any:
@@ -284,6 +363,24 @@ def _hierarchical_size(module: Any) -> tuple[int, int]:
     if timm.is_timm(module):
         return timm.native_size(module)
     return (256, 256) if "V2" in type(module.features[1][0]).__name__ else (224, 224)
+
+
+def _box_size(module: Any, img_size: int | tuple[int, int] | None, processor: Any) -> tuple[int, int]:
+    """(H, W) of the input of a black box."""
+    requested = as_pair(img_size)
+    if requested is not None:
+        return requested
+    if timm.is_timm(module):
+        built_for = getattr(getattr(module, "patch_embed", None), "img_size", None)
+        configured = (getattr(module, "pretrained_cfg", None) or {}).get("input_size")
+        size = built_for or (configured and configured[1:])
+    elif torchvision.is_torchvision(module):
+        size = (224, 224)
+    else:
+        size = getattr(getattr(module, "config", None), "image_size", None)
+    if size is None and processor is None:
+        raise refuse(module, "it does not say the size of its inputs; give img_size=")
+    return (224, 224) if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _preprocess(

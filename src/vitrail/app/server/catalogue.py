@@ -23,7 +23,7 @@ def describe_model(name: str, view: View) -> Row:
         "classes": view.num_classes,
         "input": list(view.size),
         "grid": list(grid_of(view)),
-        "view": "tokens" if view.has_tokens else "features",
+        "view": "tokens" if view.has_tokens else "features" if view.has_features else "logits",
         "default_method": default_method(view),
         "note": view.note,
         "labels": [view.label(i) for i in range(view.num_classes)],

@@ -191,7 +191,7 @@ class Model(BaseModel):
     classes: int
     input: Pair
     grid: Pair
-    view: Literal["tokens", "features"]
+    view: Literal["tokens", "features", "logits"]
     default_method: str
     note: str
     labels: list[str]

@@ -330,7 +330,7 @@ def _pixel_scores(view: View, request: Request, explanation: Explanation, steps:
 def _token_scores(view: View, request: Request, explanation: Explanation, order: Tensor, steps: int) -> Answer:
     """With token masking: patches are removed from the sequence, not painted over."""
     if not view.has_tokens:
-        raise VitrailError(f"{request.model} has no fixed tokens (hierarchical): use space=pixels.")
+        raise VitrailError(f"{request.model} has no fixed tokens ({view.structure}): use space=pixels.")
     target = explanation.target
     pixels = find_inference(view, request).pixels
     case = Case(view=view, pixels=pixels, map=explanation.map, target=target, predicted=target)
