@@ -156,8 +156,8 @@ class Subset(DataSet):
 
     @property
     def ids(self) -> list[str]:
-        every = self.data.ids
-        return [every[index] for index in self.indices]
+        ids = self.data.ids
+        return [ids[index] for index in self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)

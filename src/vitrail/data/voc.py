@@ -64,8 +64,8 @@ class PascalVoc(Listed):
         name = self._ids[position]
         picture = read_picture(inside(self.folder / "JPEGImages", f"{name}.jpg", "ImageSets"))
         if self.task == "detection":
-            things = self._boxed_objects(picture, self.folder / "Annotations" / f"{name}.xml")
-            return Example(name, picture.image, largest_class(things), things, by_area=True)
+            objects = self._boxed_objects(picture, self.folder / "Annotations" / f"{name}.xml")
+            return Example(name, picture.image, largest_class(objects), objects, by_area=True)
         path = self.folder / "SegmentationClass" / f"{name}.png"
         return segmented(name, picture, read_values(path, "mask"), path, _LABEL_OF_NUMBER, _IGNORE)
 
