@@ -168,7 +168,7 @@ class Imagenette(Listed):
 def own_classes(classes: str) -> bool:
     """Whether labels count a data set's own classes, instead of ImageNet's 1000."""
     if classes not in ("own", "imagenet"):
-        raise VitrailError(f'classes={classes!r} was given, expected "own" or "imagenet".')
+        raise VitrailError(f'classes must be "own" or "imagenet", but got {classes!r}.')
     return classes == "own"
 
 

@@ -48,7 +48,7 @@ class PascalVoc(Listed):
             task: whether objects come from masks or from boxes.
         """
         if task not in _IMAGE_SETS:
-            raise VitrailError(f'task={task!r} was given, expected "segmentation" or "detection".')
+            raise VitrailError(f'task must be "segmentation" or "detection", but got {task!r}.')
         root, self.task = Path(root), task
         how = f"download VOCtrainval {year} from host.robots.ox.ac.uk/pascal/VOC and give the folder VOC{year}"
         places = [root / f"VOCdevkit/VOC{year}", root / f"VOC{year}", root]
