@@ -90,7 +90,7 @@ def _read_binary(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[n
 def _read_python(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     content = read_plain_pickle(path)
     labels, pixels = content.get(b"labels" if classes == 10 else b"fine_labels"), content.get(b"data")
-    if not isinstance(pixels, _Array) or not isinstance(labels, list) or not all(type(x) is int for x in labels):
+    if not isinstance(pixels, _Recorded) or not isinstance(labels, list) or not all(type(x) is int for x in labels):
         raise _broken(path, "expected a list of labels and an array of pixels")
     array = pixels.numpy(path)
     if array.shape != (len(labels), _PIXELS) or not labels:
@@ -120,15 +120,16 @@ def _python_names(folder: Path, classes: int) -> list[str] | None:
     return [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names]
 
 
-class _Array:
-    """Stands for numpy's array while unpickling: it keeps what the pickle says, and nothing of numpy is called.
+class _Recorded:
+    """Stands for numpy's array and dtype while unpickling: it keeps what the pickle says; numpy is not called.
 
     The stand-ins are classes with a `__setstate__` of their own, so that no pickle can set attributes on them.
     """
 
     state: Any = None
 
-    def __init__(self, *_: Any) -> None: ...
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -136,20 +137,11 @@ class _Array:
     def numpy(self, path: Path) -> NDArray[np.uint8]:
         try:
             _version, shape, kind, column_major, data = self.state
-            if kind.name not in (b"u1", "u1") or type(data) is not bytes:
+            if kind.arguments[0] not in (b"u1", "u1") or type(data) is not bytes:
                 raise ValueError("expected bytes")
             return np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if column_major else "C")
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
             raise _broken(path, f"its pixels are not an array of bytes ({error})") from None
-
-
-class _Type:
-    """Stands for numpy's dtype while unpickling."""
-
-    def __init__(self, name: Any = None, *_: Any) -> None:
-        self.name = name
-
-    def __setstate__(self, state: Any) -> None: ...
 
 
 class _Encoded:
@@ -164,10 +156,10 @@ class _Encoded:
 
 
 _STANDS_FOR: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Type,
+    ("numpy.core.multiarray", "_reconstruct"): _Recorded,
+    ("numpy._core.multiarray", "_reconstruct"): _Recorded,
+    ("numpy", "ndarray"): _Recorded,
+    ("numpy", "dtype"): _Recorded,
     ("_codecs", "encode"): _Encoded,
 }
 
@@ -175,7 +167,7 @@ _STANDS_FOR: dict[tuple[str, str], Any] = {
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STANDS_FOR:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which CIFAR files have no use for")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which CIFAR files never need")
         return _STANDS_FOR[module, name]
 
 

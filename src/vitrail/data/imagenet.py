@@ -152,13 +152,11 @@ class Imagenette(Listed):
         how = "download imagenette2 from github.com/fastai/imagenette and give its folder"
         self.folder = find_folder([root / split], f"the Imagenette folder '{split}'", root, how)
         wnids, names = imagenet_classes()
-        every = index_of(wnids)
+        indices = [wnids.index(wnid) for wnid in IMAGENETTE_WNIDS]
         if own_classes(classes):
-            self._index = index_of(IMAGENETTE_WNIDS)
-            self.labels = tuple(names[every[wnid]] for wnid in IMAGENETTE_WNIDS)
+            self._index, self.labels = index_of(IMAGENETTE_WNIDS), tuple(names[index] for index in indices)
         else:
-            self._index = {wnid: every[wnid] for wnid in IMAGENETTE_WNIDS}
-            self.labels = names
+            self._index, self.labels = dict(zip(IMAGENETTE_WNIDS, indices, strict=True)), names
         files, self._labels = class_folder_files(self.folder, self._index, self.name)
         self._ids = [f"{split}/{name}" for name in files]
 
@@ -170,7 +168,7 @@ class Imagenette(Listed):
 def own_classes(classes: str) -> bool:
     """Whether labels count a data set's own classes, instead of ImageNet's 1000."""
     if classes not in ("own", "imagenet"):
-        raise VitrailError(f'classes={classes!r} was given, expected "own" or "imagenet".')
+        raise VitrailError(f'classes must be "own" or "imagenet", but got {classes!r}.')
     return classes == "own"
 
 

@@ -133,7 +133,7 @@ def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> Dat
     if not subset:
         return data
     if set(subset) == {"seed"}:
-        raise VitrailError("seed= was given without n=: it draws a subset of n examples (for scenes: scenes:200@7).")
+        raise VitrailError("seed= needs n=: it draws a subset of n examples (for scenes: scenes:200@7).")
     return data.subset(**subset)
 
 

@@ -42,8 +42,8 @@ class Scene:
 class Scenes(Sequence[Scene]):
     """`n` scenes of one or two objects of different classes; `objects=1` or `objects=2` fixes the number.
 
-    Scenes are drawn when asked for. The class decides the shape of an object and nothing else: size, place,
-    rotation, colour and texture are drawn without looking at it.
+    Scenes are drawn on access. The class decides the shape of an object and nothing else: size, place,
+    rotation, colour and texture are independent of it.
     """
 
     labels: tuple[str, ...] = tuple(SHAPES)
@@ -74,7 +74,7 @@ class Scenes(Sequence[Scene]):
         try:
             position = range(self.n)[index]
         except IndexError:
-            raise IndexError(f"scene {index} asked for, there are {self.n}") from None
+            raise IndexError(f"index {index} is out of range: there are {self.n} scenes") from None
         return draw_scene(self.seed, position, self.objects)
 
 

@@ -17,7 +17,7 @@ def read_xml_boxes(path: Path) -> tuple[tuple[int, int] | None, list[tuple[str, 
     """The (width, height) that a file declares, and (class, (xmin, ymin, xmax, ymax)) of its objects, as written."""
     data = read_bytes(path, _WHAT, "it belongs to the image of the same name")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise broken(_WHAT, path, "it declares a document type or entities, which annotations have no use for")
+        raise broken(_WHAT, path, "it declares a document type or entities, which annotations never need")
     try:
         tree = ElementTree.fromstring(data)
     except (ElementTree.ParseError, ValueError, LookupError) as error:

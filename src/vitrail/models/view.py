@@ -7,16 +7,10 @@ import hashlib
 import json
 import operator
 import re
-<<<<<<< HEAD
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-=======
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
->>>>>>> models
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +52,7 @@ class View:
     question: dict[str, Any] | None = field(default=None, kw_only=True)
     answer: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, kw_only=True)
     known_fingerprint: str | None = field(default=None, kw_only=True)  # set where the weights cannot change
-    differentiable: bool = field(default=True, init=False)  # whether gradients reach the pixels
+    differentiable: bool = field(default=True, kw_only=True)  # whether gradients reach the pixels
 
     def __repr__(self) -> str:
         height, width = self.size
@@ -125,16 +119,13 @@ class View:
     # What a view can do beyond logits. A plain ViT has tokens; other networks have stages with features, or nothing.
 
     has_tokens: ClassVar[bool] = False
-<<<<<<< HEAD
     reads_texts: ClassVar[bool] = False  # whether its classes are texts, and others can be asked about
-=======
     structure: ClassVar[str] = "plain"  # in a word, for messages
 
     @property
     def has_features(self) -> bool:
         """Whether there are feature maps, of tokens or of stages."""
         return True
->>>>>>> models
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -334,14 +325,10 @@ class View:
         digest = hashlib.blake2b(digest_size=16)
         for name, tensor in _flat(sorted(self.module.state_dict().items())):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-<<<<<<< HEAD
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        if self.question is not None:
-            digest.update(json.dumps(self.question).encode())
-=======
             dense = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
             digest.update(dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
->>>>>>> models
+        if self.question is not None:
+            digest.update(json.dumps(self.question).encode())
         return digest.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> View:
@@ -350,7 +337,6 @@ class View:
         return self
 
 
-<<<<<<< HEAD
 def _log_sum(scores: Tensor) -> Tensor:
     """(B, k) → (B,): the logit of a group of classes of which one applies."""
     return scores.logsumexp(1)
@@ -360,7 +346,8 @@ def _log_odds_of_any(scores: Tensor) -> Tensor:
     """(B, k) → (B,): the log-odds of 1 − Π (1 − σ(z)), log(exp(s) − 1) with s = Σ softplus(z)."""
     total = F.softplus(scores).sum(1)
     return total + torch.log(-torch.expm1(-total))
-=======
+
+
 def _flat(state: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a state, also those that quantised layers pack into tuples."""
     for name, value in state:
@@ -368,7 +355,6 @@ def _flat(state: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
             yield name, value
         elif isinstance(value, tuple):
             yield from _flat((f"{name}.{i}", part) for i, part in enumerate(value))
->>>>>>> models
 
 
 def check_floats(images: Any) -> None:
