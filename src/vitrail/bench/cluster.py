@@ -80,14 +80,14 @@ def run_on_cluster(
         total = len(open_plan_data(plan) if data is None else data)
         shards = [range(first, min(first + SHARD, total)) for first in range(0, total, SHARD)]
         for spec in plan.models:
-            pool = WorkerPool(ray, workers, (plan, spec, ray.put(store.done(plan.maps)), load, retry))
-            pool.on_ready = lambda about: store.begin(plan, about)
+            arguments = (plan, spec, ray.put(store.done(plan.maps)), load, retry)
+            pool = WorkerPool(ray, workers, arguments, on_ready=lambda about: store.begin(plan, about))
             for count, results, shard_outcome in pool.measure(shards):
-                rows = results.rows
+                step = Step(spec.name, count, total, results.rows)
                 results.flush(store)
                 outcome.add(shard_outcome)
                 if watch is not None:
-                    watch(Step(spec.name, count, total, rows))
+                    watch(step)
     outcome.seconds = time.perf_counter() - start
     return outcome
 
@@ -99,12 +99,12 @@ class WorkerPool:
     room, the shard would wait forever. Here any worker takes it.
     """
 
-    def __init__(self, ray: Any, workers: int | None, arguments: Sequence[Any]) -> None:
-        self.ray = ray
+    def __init__(
+        self, ray: Any, workers: int | None, arguments: Sequence[Any], on_ready: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.ray, self.arguments, self.on_ready = ray, arguments, on_ready
         self.count, self.resources = shares(ray.cluster_resources(), workers)
         self.actor: Any = ray.remote(Worker)
-        self.arguments = arguments
-        self.on_ready: Callable[[dict[str, Any]], None] = lambda about: None
         self.environments: list[dict[str, Any]] = []
         self.idle: list[Any] = []
         self.busy: dict[Any, tuple[Any, range | None]] = {}  # reference → worker, its shard; None = loading

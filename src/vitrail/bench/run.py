@@ -181,7 +181,7 @@ class ModelRun:
         # of the whole plan, not of what is missing: a resumed run computes the same traces
         self.traces = traces_of(self.methods.values())
         self.metrics = {metric.call: metric for metric in build_metrics(plan.metrics, plan.protocol)}
-        self.model_hash = _hash(view.fingerprint(), json.dumps(view.preprocessing.to_dict(), sort_keys=True))
+        self.model_hash = hash_of(view.fingerprint(), json.dumps(view.preprocessing.to_dict(), sort_keys=True))
         self.data_name = data_name(plan.data)
         self.batch_size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
         pairs = product(self.methods, self.metrics, self.explained)
@@ -237,7 +237,7 @@ class ModelRun:
             for count, position in enumerate(positions, 1):
                 example = self._read(position, done)
                 if example is not None:
-                    digest = _hash(example.id, image_hash(example.image), _annotation_hash(example))
+                    digest = hash_of(example.id, image_hash(example.image), _annotation_hash(example))
                     missing = tuple(
                         pair
                         for pair in self.pairs
@@ -402,12 +402,12 @@ class ModelRun:
 
     def _reading_key(self, name: str) -> str:
         """Key of the row for an image that cannot be read: its content is unknown, so the key uses its name."""
-        return _hash(self.model_hash, self.data_name, name)
+        return hash_of(self.model_hash, self.data_name, name)
 
     def _key(self, image_digest: str, pair: Pair) -> str:
         method, metric = self.methods[pair[0]], self.metrics[pair[1]]
         asked = (method.info.name, method.version, method.params), (metric.info.name, metric.version, metric.params)
-        return row_key(image_digest, self.model_hash, work_of(*asked, pair[2]))
+        return hash_of(image_digest, self.model_hash, work_of(*asked, pair[2]))
 
 
 def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
@@ -423,13 +423,8 @@ Versioned = tuple[str, int, Mapping[str, Any]]  # name, version and parameters o
 
 
 def work_of(method: Versioned, metric: Versioned, explained: str) -> str:
-    """What is done with an image, as text."""
+    """What is done with an image, as text: with the hashes of image and model, the key of a row."""
     return json.dumps([method, metric, explained], sort_keys=True, default=str)
-
-
-def row_key(image_digest: str, model_hash: str, work: str) -> str:
-    """The key of a row: equal keys are the same work."""
-    return _hash(image_digest, model_hash, work)
 
 
 def _failed_rows(failure: Failure) -> Iterator[dict[str, Any]]:
@@ -461,5 +456,6 @@ def _annotation_hash(example: Example) -> str:
     return digest.hexdigest()
 
 
-def _hash(*parts: str) -> str:
+def hash_of(*parts: str) -> str:
+    """Equal hashes are equal parts: of the same work, of the same image."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from vitrail.report.figures import curve_axis
 from vitrail.report.gallery import colour_tables, galleries
 from vitrail.report.statistics import Cell
-from vitrail.report.summary import BOLD, UNDERLINED, Cells, Summary, format_number, mean_curve
+from vitrail.report.summary import BOLD, UNDERLINED, Cells, Summary, format_number, mean_curve, rounded
 from vitrail.report.tables import AGREEMENT, about_settings, error_count, error_lines, seconds
 from vitrail.report.templates import render_page
 
@@ -78,9 +77,8 @@ def _cell_data(summary: Summary, cells: Cells, all_images: bool) -> Any:
 
 
 def _cell_texts(summary: Summary, cell: Cell, setting: int, metric: int, all_images: bool = True) -> list[Any]:
-    value = float(f"{cell.mean:.6g}") if math.isfinite(cell.mean) else None
     count = summary.partial(cell, setting) if all_images else f"n = {cell.n}" if cell.n else ""
-    return [value, summary.text(cell.mean, metric), summary.interval(cell, metric), count, _marks(cell)]
+    return [rounded(cell.mean, 6), summary.text(cell.mean, metric), summary.interval(cell, metric), count, _marks(cell)]
 
 
 def _marks(cell: Cell) -> str:
@@ -98,7 +96,7 @@ def _curves(summary: Summary) -> list[dict[str, Any]]:
                 continue
             entry = metrics.setdefault(str(k), {"shares": [round(float(x), 4) for x in curve.shares], "methods": {}})
             bands = (curve.mean, curve.low, curve.high)
-            entry["methods"][str(m)] = [[float(f"{y:.4g}") for y in line] for line in bands]
+            entry["methods"][str(m)] = [[rounded(y) for y in line] for line in bands]
         settings.append(metrics)
     return settings
 

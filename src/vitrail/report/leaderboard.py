@@ -35,7 +35,7 @@ from vitrail.report.standings import (
     standings,
 )
 from vitrail.report.statistics import Gap, compare, gaps
-from vitrail.report.summary import ABSENT, decimals_for, format_interval, format_number
+from vitrail.report.summary import ABSENT, decimals_for, format_interval, format_number, rounded
 from vitrail.report.templates import render_page
 
 if TYPE_CHECKING:
@@ -71,11 +71,8 @@ def write_leaderboard(folder: Path, pairs: Sequence[Pair], highlighted: Collecti
 
 
 def shipped_table() -> pd.DataFrame:
-    """The rows that come with vitrail, measured by ``vitrail bench leaderboard``; none if this version has none."""
-    import pandas as pd
-
-    path = Path(str(files("vitrail.report") / "leaderboard.csv.gz"))
-    return read_table(path) if path.exists() else pd.DataFrame(columns=list(COLUMNS))
+    """The rows that come with vitrail, measured by ``vitrail bench leaderboard``."""
+    return read_table(str(files("vitrail.report") / "leaderboard.csv.gz"))
 
 
 def shipped_costs() -> pd.DataFrame:
@@ -89,8 +86,7 @@ def _own_costs(methods: Collection[str]) -> pd.DataFrame:
     """The costs of methods that do not come with vitrail, measured here; none of a method that fails."""
     import pandas as pd
 
-    rows = []
-    view = load() if methods else None
+    rows, view = [], load() if methods else None
     for method in methods:
         assert view is not None
         try:
@@ -230,7 +226,7 @@ def page(
         most_listed=LISTED,
         number=format_number,
         interval=format_interval,
-        rounded=_rounded,
+        spelled=_spelled,
     )
 
 
@@ -311,10 +307,10 @@ def _data(board: _Board, pairs: Sequence[Pair], metric: int, decimals: Sequence[
                 "family": board.family(m),
                 "ignoresClass": board.ignores_class(m),
                 "yours": board.yours[m],
-                "cost": _short(board.forwards[m]),
-                "speed": _short(board.speeds[m]),
-                "score": _short(numbers.scores.mean[m]),
-                "shares": [_short(share) for share in numbers.shares[:, m]],
+                "cost": rounded(board.forwards[m]),
+                "speed": rounded(board.speeds[m]),
+                "score": rounded(numbers.scores.mean[m]),
+                "shares": [rounded(share) for share in numbers.shares[:, m]],
             }
             for m, method in enumerate(numbers.methods)
         ],
@@ -333,16 +329,12 @@ def _cells(numbers: Standings, p: int, k: int) -> list[Any] | None:
     """[means, lows, highs, counts, marks] over methods, a mark per letter; None if nothing was measured."""
     if np.isnan(numbers.mean[p, :, k]).all():
         return None
-    columns = [[_short(value) for value in cube[p, :, k]] for cube in (numbers.mean, numbers.low, numbers.high)]
+    columns = [[rounded(value) for value in cube[p, :, k]] for cube in (numbers.mean, numbers.low, numbers.high)]
     counts = np.nan_to_num(numbers.n[p, :, k]).astype(int).tolist()
     return [*columns, counts, "".join(str(mark) for mark in numbers.marks[p, :, k])]
 
 
-def _short(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def _rounded(value: float) -> str:
+def _spelled(value: float) -> str:
     """Two significant digits, without an exponent."""
     if math.isnan(value):
         return ABSENT

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.bench.plan import Plan
-from vitrail.bench.run import row_key, work_of
+from vitrail.bench.run import hash_of, work_of
 from vitrail.bench.store import Store
 from vitrail.calls import call_name, join_call, split_call
 from vitrail.errors import VitrailError
@@ -265,7 +265,7 @@ class _Run:
         work = {kind: _work(kind[0], kind[1], metrics.get(kind[2]), kind[3]) for kind in set(kinds)}
         identities = zip(rows["image_hash"], rows["model_hash"], kinds, strict=True)
         present = [
-            work[kind] is not None and row_key(str(digest), str(model), work[kind] or "") == key
+            work[kind] is not None and hash_of(str(digest), str(model), work[kind] or "") == key
             for key, (digest, model, kind) in zip(rows["key"], identities, strict=True)
         ]
         renewed = {kind for kind, is_present in zip(kinds, present, strict=True) if is_present}

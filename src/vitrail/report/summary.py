@@ -161,6 +161,11 @@ def format_number(value: float, decimals: int | None) -> str:
     return text.replace("-", "−") if float(text) else text.lstrip("-")
 
 
+def rounded(value: float, digits: int = 4) -> float | None:
+    """A number for a script, to so many significant digits; None where it is not finite."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
 def format_interval(low: float, high: float, decimals: int | None) -> str:
     """An interval in brackets; empty if there is none."""
     return "" if math.isnan(low) else f"[{format_number(low, decimals)}, {format_number(high, decimals)}]"

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from vitrail.report.summary import ABSENT, BOLD, UNDERLINED, MetricAgreement, Summary, format_number
+from vitrail.report.templates import printable
 from vitrail.version import __version__
 
 MARKDOWN_COLUMNS = 8  # for several settings side by side
@@ -254,7 +255,7 @@ def _latex_code(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return " ".join(printable(text).split())
 
 
 def _plain(text: str) -> str:
