@@ -1,12 +1,13 @@
 // From a picture to its explanation: the requests in order; a new one cancels the previous.
 import { get, getBlob, job, post, Problem } from "./api.js";
-import { find } from "./helpers.js";
-import { clearError, note, noteDelayed, showError } from "./messages.js";
+import { element, find } from "./helpers.js";
+import { clearError, note, noteWhile, showError } from "./messages.js";
 import { displayUrl } from "./orientation.js";
 import { Progress } from "./progress.js";
 import { emit, methodRow, state } from "./state.js";
 
 const progress = new Progress(find("#progress"));
+let loading = null; // the promise of the models and samples, unless it failed
 let wanted = null; // {model, view} of a link, until its picture is loaded
 let pending = null; // the picture that is loading
 let shown = null; // the choice behind the explanation on the page
@@ -40,6 +41,28 @@ export async function withPicture(ask, picture = state.picture) {
   }
 }
 
+// Requests the models and samples, and selects the first model.
+export function load() {
+  loading = requestModels();
+  return loading;
+}
+
+// What is opened before the models are known waits for them; after a failure they are requested again.
+export function loaded() {
+  return loading ?? load();
+}
+
+async function requestModels() {
+  try {
+    [state.models, state.samples] = await Promise.all([get("/api/models"), get("/api/samples")]);
+    find("#model").replaceChildren(...state.models.map((model) => element("option", { value: model.id }, model.name)));
+    await useModel(state.models[0].id);
+  } catch (error) {
+    loading = null;
+    throw error;
+  }
+}
+
 export async function useModel(id) {
   const model = state.models.find((other) => other.id === id);
   const known = state.models.map((other) => other.id).join(", ");
@@ -66,22 +89,25 @@ export async function openPicture(source) {
   opening = new AbortController();
   pending = source;
   const { signal } = opening, model = wanted?.model ?? source.model ?? state.model.id, view = wanted?.view;
-  const clearNote = noteDelayed(`Opening ${source.name}…`);
   let known;
   try {
-    source.url ??= await displayUrl(source.file ?? (await getBlob(`/api/pictures/${source.id}`, signal)));
-    known = state.picture ? await predict(source, model, signal) : null;
-    if (!signal.aborted && model !== state.model.id) await useModel(model);
+    known = await noteWhile(`Opening ${source.name}…`, prepare(source, model, signal));
   } catch (error) {
     if (!signal.aborted) {
       release(source);
       throw error;
     }
-  } finally {
-    clearNote();
   }
   if (!signal.aborted) return replacePicture(source, view, known);
   if (pending !== source) release(source);
+}
+
+// Returns the prediction if another picture is open: a refused file must not replace it.
+async function prepare(source, model, signal) {
+  source.url ??= await displayUrl(source.file ?? (await getBlob(`/api/pictures/${source.id}`, signal)));
+  const known = state.picture ? await predict(source, model, signal) : null;
+  if (!signal.aborted && model !== state.model.id) await useModel(model);
+  return known;
 }
 
 function replacePicture(source, view, known) {

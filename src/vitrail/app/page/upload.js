@@ -1,7 +1,7 @@
 // Ways to open a picture: drop, paste, file, camera, sample.
-import { openPicture, predictAndExplain } from "./explain.js";
+import { loaded, openPicture, predictAndExplain } from "./explain.js";
 import { element, find } from "./helpers.js";
-import { note, showError } from "./messages.js";
+import { clearError, note, noteWhile, showError } from "./messages.js";
 import { on, state } from "./state.js";
 
 const start = find("#start"), work = find("#work"), veil = find("#veil");
@@ -49,12 +49,17 @@ export function openSample(name, model) {
   return openPicture({ sample: name, url: sample.url, name: sample.title, model });
 }
 
-function openFiles(files, otherwise) {
+async function openFiles(files, otherwise) {
   const [file] = files;
   if (!file) return otherwise && showError(new Error(otherwise));
-  if (!state.model) return showError(new Error("The server has not answered yet: try again in a moment."));
+  clearError();
   if (files.length > 1) note(`Only one image at a time: opening ${file.name}.`);
-  return openPicture({ file, name: file.name || "pasted image" }).catch(showError);
+  try {
+    if (!state.model) await noteWhile("Waiting for the server…", loaded());
+    await openPicture({ file, name: file.name || "pasted image" });
+  } catch (error) {
+    showError(error);
+  }
 }
 
 for (const id of ["file", "camera"]) {
