@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 from vitrail.app.server import worker
 from vitrail.app.server.cache import ByteCache
@@ -122,11 +123,9 @@ class Dispatcher:
     async def _assign(self, job: Job) -> None:
         """Until the job has ended or the worker is lost."""
         assert self._child is not None
-        task = job.task
-        self._pictures.get(task.picture)  # marks it as recently used
-        header = {"do": "job", "id": job.id, "kind": task.kind, "quick": task.quick, "model": task.model}
-        details = {"picture": task.picture, "fields": task.fields, "seconds": self.settings.job_seconds}
-        self._child.send({**header, **details})
+        self._pictures.get(job.task.picture)  # marks it as recently used
+        limits = {"quick": job.task.quick, "seconds": self.settings.job_seconds}
+        self._child.send({"do": "job", "id": job.id, **asdict(job.task), **limits})
         self._assigned[job.id] = job
         waits = [asyncio.create_task(event.wait()) for event in (job.ended, self._lost)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
