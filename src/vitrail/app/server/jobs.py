@@ -135,52 +135,44 @@ class JobQueue:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._jobs: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()  # that wait
         self._taken: Job | None = None  # the last job that left the queue
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._jobs)
-
-    def waiting(self) -> list[Job]:
-        return list(self._jobs)
+        return len(self.jobs)
 
     def position(self, job: Job) -> int | None:
         """Number of jobs ahead, including the running one; None if the job is not waiting."""
-        return self._running + self._jobs.index(job) if job in self._jobs else None
+        running = self._taken is not None and not self._taken.finished
+        return running + self.jobs.index(job) if job in self.jobs else None
 
     def add(self, job: Job) -> None:
-        self._jobs.append(job)
-        self._emit_position(job)
+        self.jobs.append(job)
+        self._emit_positions()
         self._added.set()
 
     def remove(self, job: Job) -> bool:
-        if job not in self._jobs:
+        if job not in self.jobs:
             return False
-        behind = list(self._jobs)[self._jobs.index(job) + 1 :]
-        self._jobs.remove(job)
-        for other in behind:
-            self._emit_position(other)
+        self.jobs.remove(job)
+        self._emit_positions()
         return True
 
     async def next(self) -> Job:
-        while not self._jobs:
+        while not self.jobs:
             self._added.clear()
             await self._added.wait()
-        self._taken = self._jobs.popleft()
-        for other in self._jobs:
-            self._emit_position(other)
+        self._taken = self.jobs.popleft()
+        self._emit_positions()
         return self._taken
 
-    @property
-    def _running(self) -> int:
-        return int(self._taken is not None and not self._taken.finished)
-
-    def _emit_position(self, job: Job) -> None:
-        """Only if it has changed: the first in the queue keeps its position when the job ahead starts to run."""
-        data = to_json({"position": self.position(job)})
-        if ("queued", data) not in job.events.values():
-            job.emit("queued", data)
+    def _emit_positions(self) -> None:
+        """Of the jobs whose position has changed: the first keeps its own when the job ahead starts to run."""
+        for job in self.jobs:
+            data = to_json({"position": self.position(job)})
+            if ("queued", data) not in job.events.values():
+                job.emit("queued", data)
 
 
 class Jobs:
@@ -241,7 +233,3 @@ class Jobs:
 
 def cancelled_error() -> RequestError:
     return RequestError(409, "the job was cancelled.")
-
-
-def timeout_error(seconds: float) -> RequestError:
-    return RequestError(408, f"the job took longer than {seconds:g} seconds: try fewer steps, masks or methods.")
