@@ -13,11 +13,8 @@ let pending = null; // the picture that is loading
 let shown = null; // the choice behind the explanation on the page
 let opening = new AbortController(), predicting = new AbortController(), explaining = new AbortController();
 
-// The fields that name the picture in a request.
-function pictureFields({ sample, id, file }) {
-  if (sample) return { sample };
-  return id ? { picture: id } : { image: file };
-}
+// How curves are computed, in the animation and in comparisons.
+export const curveFields = () => ({ space: state.model.view === "tokens" ? "tokens" : "pixels", steps: 32 });
 
 export function choiceFields() {
   return {
@@ -29,13 +26,14 @@ export function choiceFields() {
   };
 }
 
-// Uploads the picture again if the server has evicted it and this page still has the file.
+// Asks with the field that names the picture; uploads it again if the server has evicted it and this page still has the file.
 export async function withPicture(ask, picture = state.picture) {
+  const { sample, id, file } = picture;
   try {
-    return await ask(pictureFields(picture));
+    return await ask(sample ? { sample } : id ? { picture: id } : { image: file });
   } catch (error) {
-    if (error.status !== 410 || !picture.file) throw error;
-    const answer = await ask({ image: picture.file });
+    if (error.status !== 410 || !file) throw error;
+    const answer = await ask({ image: file });
     picture.id = answer.picture ?? picture.id;
     return answer;
   }
@@ -159,20 +157,16 @@ async function predict(picture, model, signal) {
 export async function explain() {
   stopExplaining();
   if (!state.prediction) return;
-  const { signal } = explaining;
   clearError();
   emit("choice");
+  const work = longWork(`${state.method}…`, "/api/explain", { trust: "false" }), { signal } = explaining;
   find("#glass").setAttribute("aria-busy", "true");
   showRunButton();
-  progress.start(`${state.method}…`, cancelExplaining);
   try {
-    const explanation = await withPicture((picture) =>
-      job("/api/explain", { ...picture, ...choiceFields(), trust: "false" }, signal, (event, data) => progress.update(event, data)));
-    if (signal.aborted) return;
-    showExplanation(explanation);
+    const explanation = await work;
+    if (!signal.aborted) showExplanation(explanation);
   } catch (error) {
     if (signal.aborted) return;
-    endProgress();
     restoreChoice();
     showError(error);
   }
@@ -223,7 +217,7 @@ function stop() {
   stopExplaining();
 }
 
-// Other long requests: one at a time, with the same progress bar.
+// Long requests about the explained class: one at a time, with a progress bar.
 export async function longWork(text, path, fields) {
   stopExplaining();
   const { signal } = explaining;

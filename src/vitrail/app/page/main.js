@@ -90,14 +90,9 @@ window.addEventListener("hashchange", () => {
   else if (link.sample || link.picture) restore(link).catch(showError);
 });
 
-find("#model").addEventListener("change", async ({ target: field }) => {
-  try {
-    state.modelPinned = true;
-    await useModel(field.value);
-    await reopen();
-  } catch (error) {
-    showError(error);
-  }
+find("#model").addEventListener("change", ({ target: field }) => {
+  state.modelPinned = true;
+  useModel(field.value).then(reopen).catch(showError);
 });
 find("#token-form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -21,7 +21,8 @@ export function showStart() {
 const suits = (sample) => state.models.some((model) => model.id === sample.model);
 
 function pane(sample) {
-  return element("li", {}, element("button", { type: "button", class: "pane", onclick: () => choose(sample) },
+  const choose = () => openSample(sample.name, state.modelPinned || !suits(sample) ? null : sample.model).catch(showError);
+  return element("li", {}, element("button", { type: "button", class: "pane", onclick: choose },
     element("img", { src: sample.thumbnail ?? sample.url, alt: "", loading: "lazy" }), element("span", {}, sample.title)));
 }
 
@@ -34,15 +35,7 @@ function showWork() {
 on("picture", showWork);
 on("nothing", () => showStart());
 
-async function choose(sample) {
-  try {
-    await openSample(sample.name, state.modelPinned || !suits(sample) ? null : sample.model);
-  } catch (error) {
-    showError(error);
-  }
-}
-
-export function openSample(name, model) {
+export async function openSample(name, model) {
   const sample = state.samples.find((other) => other.name === name);
   const known = state.samples.map((other) => other.name).join(", ");
   if (!sample) throw new Error(`This server has no sample “${name}”: expected one of ${known}.`);
