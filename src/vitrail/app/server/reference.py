@@ -40,7 +40,8 @@ def _answers(operation: Schema) -> Iterator[str]:
     """The successful ones, by status: a model, a list of models, a media type, or nothing."""
     for status, answer in operation["responses"].items():
         if int(status) < 300:
-            media, content = next(iter(answer.get("content", {}).items()), ("nothing", {}))
+            contents: Schema = answer.get("content") or {"nothing": {}}
+            media, content = next(iter(contents.items()))
             schema = content.get("schema", {})
             reference = schema.get("items", schema).get("$ref", "")
             kind = "list of " if "items" in schema else ""
