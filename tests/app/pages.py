@@ -15,9 +15,13 @@ from vitrail.models.view import View
 
 DESKTOP, PHONE = (1280, 800), (360, 740)
 READY = "#glass:not([aria-busy]) ~ #progress[hidden]"
-# Checked together: the address changes before the explanation has arrived.
-EXPLAINED = """([ready, parts]) => document.querySelector(ready) && !document.querySelector("#legend").hidden
-  && parts.every((part) => location.hash.includes(part))"""
+# Checked together: the address changes before the explanation has arrived. An error on the page ends the wait.
+EXPLAINED = """([ready, parts]) => {
+  const alert = document.querySelector("#alert");
+  if (!alert.hidden) throw new Error(`the page says: ${alert.innerText}`);
+  return document.querySelector(ready) && !document.querySelector("#legend").hidden
+    && parts.every((part) => location.hash.includes(part));
+}"""
 Visit = Callable[..., Any]
 USUAL_STEPS, FEW_STEPS = (b'name="steps"\r\n\r\n%d\r\n' % steps for steps in (32, 4))
 
@@ -51,7 +55,7 @@ def visit(browser: Any, served: Any, heard: Heard) -> Iterator[Visit]:
         contexts.append(context)
         context.route("**/api/compare", shorten_curves)
         page = context.new_page()
-        page.set_default_timeout(180_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda message: heard.note(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: heard.note(f"error: {error}"))
         page.on("request", lambda request: request.url.startswith(allowed) or heard.note(f"requested {request.url}"))

@@ -139,3 +139,27 @@ def test_a_chosen_model_stays(visit: Visit) -> None:
     page.click("#new")
     page.click("#samples button:has-text('A cat')")  # suits the other model
     explained(page, "model=scenes", "sample=cat")
+
+
+def test_a_picture_opened_before_the_server_has_answered_is_explained(visit: Visit) -> None:
+    page = visit()
+    held = hold(page, "**/api/models")
+    page.reload()
+    page.set_input_files("#file", picture("png"))
+    assert page.locator("#alert").is_hidden()
+    held[0].continue_()
+    explained(page, "picture=")
+
+
+def test_a_picture_opened_after_a_failed_start_tries_again(visit: Visit, heard: Heard) -> None:
+    heard.expected.append("ERR_FAILED")
+    page = visit()
+    page.route("**/api/models", lambda route: route.abort())
+    page.reload()
+    page.wait_for_selector("#alert:not([hidden])")
+    page.click("#alert > button")
+    page.set_input_files("#file", picture("png"))
+    page.wait_for_selector("#alert:not([hidden])")
+    page.unroute("**/api/models")
+    page.set_input_files("#file", picture("png"))
+    explained(page, "picture=")

@@ -70,9 +70,9 @@ def test_deleting_a_running_job_frees_the_worker(small: Served, small_client: ht
     worker = small.service.dispatcher.pid
     assert small_client.delete(f"/api/jobs/{job}").status_code == 204
     until(lambda: state(small_client, job)["state"] == "cancelled")
-    steps = small.service.jobs.find(job).progress_count
+    steps = small.service.jobs.find(job).progress
     free(small_client)
-    assert small.service.jobs.find(job).progress_count == steps  # no more masks were scored for it
+    assert small.service.jobs.find(job).progress == steps  # no more masks were scored for it
     assert small.service.dispatcher.pid == worker  # it stopped by itself
     assert small_client.delete(f"/api/jobs/{job}").status_code == 204  # once more changes nothing
     with small_client.stream("GET", f"/api/jobs/{job}/events") as stream:
@@ -168,7 +168,7 @@ def test_who_waits_hears_how_many_go_before() -> None:
         first.finish("done", Answer("application/json", b"{}"))
         assert await jobs.long.next() is second
         assert jobs.long.position(fifth) == 2
-        return [[json.loads(data)["position"] for name, data in job.events if name == "queued"]
+        return [[json.loads(data)["position"] for name, data in job.events.values() if name == "queued"]
                 for job in (first, second, fourth, fifth)]  # fmt: skip
 
     assert asyncio.run(wait()) == [[0], [1], [3, 2, 1], [4, 3, 2]]
@@ -301,7 +301,7 @@ def test_progress_is_not_piled_up() -> None:
         return job
 
     job = asyncio.run(emit_many())
-    assert job.events == []
+    assert list(job.events.values()) == [("progress", b'{"done": 999, "total": 1000}')]
     assert job.fraction == pytest.approx(0.999)
 
 

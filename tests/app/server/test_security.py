@@ -208,7 +208,7 @@ def guarded(small: Served) -> Iterator[Served]:
     app = FastAPI(openapi_url=None)
     app.include_router(catalogue_routes(small.service))
     app.include_router(task_routes(small.service))
-    app.include_router(page_routes(small.service, app))
+    app.include_router(page_routes(small.service))
     app.add_middleware(Guard, settings=settings)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=[bound]),))

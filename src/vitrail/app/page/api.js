@@ -69,22 +69,13 @@ async function* events(body) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
+    const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
-      const message = parseEvent(block);
-      if (message) yield message;
+      const [, event, data] = /^event: (.+)\ndata: (.+)$/.exec(block) ?? []; // otherwise a comment
+      if (event) yield [event, JSON.parse(data)];
     }
   }
-}
-
-function parseEvent(block) {
-  let event = "message", data = "";
-  for (const line of block.split("\n")) {
-    if (line.startsWith("event:")) event = line.slice(6).trim();
-    else if (line.startsWith("data:")) data += line.slice(5).trim();
-  }
-  return data ? [event, JSON.parse(data)] : null;
 }
 
 async function send(path, options) {
@@ -114,16 +105,10 @@ async function request(path, options) {
 
 async function toProblem(answer) {
   if (answer.status === 401) {
-    const text = "This server requires a token: open the URL that `vitrail serve` printed, or enter the token here.";
-    return new Problem(text, 401);
+    return new Problem("This server requires a token: open the URL that `vitrail serve` printed, or enter the token here.", 401);
   }
-  let text = null;
-  try {
-    text = (await answer.json()).error;
-  } catch {
-    // Not every error comes from the application itself.
-  }
-  return new Problem(text || `The server answered with status ${answer.status}.`, answer.status);
+  const { error } = await answer.json().catch(() => ({})); // not every error comes from the application itself
+  return new Problem(error || `The server answered with status ${answer.status}.`, answer.status);
 }
 
 function pause(milliseconds, signal) {

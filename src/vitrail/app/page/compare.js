@@ -1,13 +1,13 @@
 // Many methods side by side, each shown as soon as it is computed.
 import { job } from "./api.js";
 import { drawDiamond, faded, renderMap } from "./colours.js";
-import { choiceFields, explain, showExplanation, withPicture } from "./explain.js";
+import { choiceFields, curveFields, explain, showExplanation, withPicture } from "./explain.js";
 import { breakable, debounce, element, find, findAll, seconds } from "./helpers.js";
 import { note, showError, speak } from "./messages.js";
 import { Progress } from "./progress.js";
 import { drawnValues, label, methodRow, on, probabilityText, state, target } from "./state.js";
 
-const LENS = 220, STEPS = 32, DIAMOND = 1.5;
+const LENS = 220, DIAMOND = 1.5;
 const progress = new Progress(find("#compare-progress"));
 let running = null, rows = [], picked = new Set(); // rows: the answers, or {call} while they are computed
 
@@ -47,8 +47,7 @@ async function run() {
   }, 0);
   try {
     const methods = picked.size ? [...picked].join(",") : null;
-    const space = state.model.view === "tokens" ? "tokens" : "pixels"; // as in the animation
-    const fields = { model, target: current.index, against, methods, space, steps: STEPS };
+    const fields = { model, target: current.index, against, methods, ...curveFields() };
     await withPicture((picture) => job("/api/compare", { ...picture, ...fields }, signal, onEvent));
     if (signal.aborted) return;
     speak(`${rows.length} methods compared.`);
@@ -72,12 +71,12 @@ function onEvent(event, data) {
 // While results come in, every tile keeps its place; they are sorted when all are finished.
 function place(row) {
   const at = rows.findIndex((other) => other.call === row.call);
-  if (at < 0) {
+  if (at < 0) { // who follows late may hear of a result before the list of methods
     rows.push(row);
     find("#tiles").append(tile(row));
   } else {
     rows[at] = row;
-    [...find("#tiles").children].find((item) => item.dataset.call === row.call).replaceWith(tile(row));
+    find("#tiles").children[at].replaceWith(tile(row));
   }
   markBest();
 }
@@ -94,9 +93,8 @@ function finish() {
   draw();
 }
 
-const score = (row) => row.insertion - row.deletion;
 const keys = {
-  score: (row) => -score(row),
+  score: (row) => row.deletion - row.insertion,
   insertion: (row) => -row.insertion,
   deletion: (row) => row.deletion,
   trust: (row) => -(row.trust?.score ?? -1),
@@ -127,7 +125,7 @@ function tile(row) {
   else if (!row.values) item.append(element("div", { class: "lens" }), name, ...Object.keys(FIGURES).map((of) => figure(of, "…")));
   else {
     const figures = Object.entries(FIGURES).map(([name, format]) => figure(name, format(row)));
-    item.append(element("button", { type: "button", "aria-pressed": "false", onclick: () => take(row) }, lens(row), name, ...figures));
+    item.append(element("button", { type: "button", "aria-pressed": "false", onclick: () => take(row) }, drawLens(row), name, ...figures));
   }
   return item;
 }
@@ -144,14 +142,8 @@ function figure(of, text) {
 }
 
 // The part of the picture that the model saw, with the map over it.
-function lens(row) {
-  const canvas = element("canvas", { class: "lens", width: LENS, height: LENS, "aria-hidden": "true" });
-  drawLens(canvas, row);
-  return canvas;
-}
-
-function drawLens(canvas, row) {
-  if (!state.prediction) return; // another picture or model is loading
+function drawLens(row, canvas = element("canvas", { class: "lens", width: LENS, height: LENS, "aria-hidden": "true" })) {
+  if (!state.prediction) return canvas; // another picture or model is loading
   const context = canvas.getContext("2d"), photo = find("#photo"), [left, top, right, bottom] = state.prediction.box;
   const scale = photo.naturalWidth / state.prediction.size[0], part = [left, top, right - left, bottom - top];
   context.globalAlpha = 1;
@@ -169,10 +161,11 @@ function drawLens(canvas, row) {
     const x = (patch % row.grid[1]) * width, y = Math.floor(patch / row.grid[1]) * height;
     drawDiamond(context, [x, y, width, height], DIAMOND);
   }
+  return canvas;
 }
 
 function redraw() {
-  for (const canvas of findAll("#tiles canvas")) drawLens(canvas, rowOf(canvas.closest(".tile")));
+  for (const canvas of findAll("#tiles canvas")) drawLens(rowOf(canvas.closest(".tile")), canvas);
 }
 
 const rowOf = (tile) => rows.find((row) => row.call === tile.dataset.call);

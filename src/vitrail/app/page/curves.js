@@ -1,11 +1,11 @@
 // Insertion and deletion curves as an animation, from a single request.
-import { longWork } from "./explain.js";
+import { curveFields, longWork } from "./explain.js";
 import { checkedValue, element, find, reducedMotion, svgElement } from "./helpers.js";
 import { showError } from "./messages.js";
 import { emit, on, order, state } from "./state.js";
 
 const WIDTH = 320, HEIGHT = 150, LEFT = 34, RIGHT = 8, TOP = 8, BOTTOM = 30;
-const STEPS = 32, PACE = 110;
+const PACE = 110;
 const play = find("#play"), scrub = find("#scrub");
 let scored = null; // the answer of /api/score
 let step = 0, timer = 0, working = false;
@@ -47,8 +47,7 @@ async function fetchScores() {
   play.setAttribute("aria-busy", "true");
   const about = state.explanation;
   try {
-    const space = state.model.view === "tokens" ? "tokens" : "pixels";
-    const scores = await longWork("Removing patches", "/api/score", { space, steps: STEPS });
+    const scores = await longWork("Removing patches", "/api/score", curveFields());
     if (about !== state.explanation) throw new DOMException("another explanation", "AbortError");
     scored = { order: order(), counts: evenCounts(scores.curves.deletion.length - 1), ...scores };
   } finally {

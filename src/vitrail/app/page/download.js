@@ -3,7 +3,7 @@ import { post } from "./api.js";
 import { choiceFields, withPicture } from "./explain.js";
 import { element, findAll } from "./helpers.js";
 import { writeLink } from "./link.js";
-import { note, noteDelayed, showError } from "./messages.js";
+import { note, noteWhile, showError } from "./messages.js";
 import { npz } from "./npz.js";
 import { on, state } from "./state.js";
 
@@ -28,14 +28,9 @@ for (const button of buttons) {
 }
 
 async function savePicture() {
-  const name = fileName("png"), clearNote = noteDelayed("Rendering the PNG after the running job…");
-  try {
-    const fields = { ...choiceFields(), storage: state.hideStorage ? "hide" : "mark" };
-    const answer = await withPicture((picture) => post("/api/picture", { ...picture, ...fields }));
-    save(await answer.blob(), name);
-  } finally {
-    clearNote();
-  }
+  const name = fileName("png"), fields = { ...choiceFields(), storage: state.hideStorage ? "hide" : "mark" };
+  const render = async (picture) => (await post("/api/picture", { ...picture, ...fields })).blob();
+  save(await noteWhile("Rendering the PNG after the running job…", withPicture(render)), name);
 }
 
 // The file that `vitrail explain` writes: "map" repeats the values in the encoding that vitrail.open reads.

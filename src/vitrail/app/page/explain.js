@@ -1,22 +1,20 @@
 // From a picture to its explanation: the requests in order; a new one cancels the previous.
 import { get, getBlob, job, post, Problem } from "./api.js";
-import { find } from "./helpers.js";
-import { clearError, note, noteDelayed, showError } from "./messages.js";
+import { element, find } from "./helpers.js";
+import { clearError, note, noteWhile, showError } from "./messages.js";
 import { displayUrl } from "./orientation.js";
 import { Progress } from "./progress.js";
 import { emit, methodRow, state } from "./state.js";
 
 const progress = new Progress(find("#progress"));
+let loading = null; // the promise of the models and samples, unless it failed
 let wanted = null; // {model, view} of a link, until its picture is loaded
 let pending = null; // the picture that is loading
 let shown = null; // the choice behind the explanation on the page
 let opening = new AbortController(), predicting = new AbortController(), explaining = new AbortController();
 
-// The fields that name the picture in a request.
-function pictureFields({ sample, id, file }) {
-  if (sample) return { sample };
-  return id ? { picture: id } : { image: file };
-}
+// How curves are computed, in the animation and in comparisons.
+export const curveFields = () => ({ space: state.model.view === "tokens" ? "tokens" : "pixels", steps: 32 });
 
 export function choiceFields() {
   return {
@@ -28,15 +26,38 @@ export function choiceFields() {
   };
 }
 
-// Uploads the picture again if the server has evicted it and this page still has the file.
+// Asks with the field that names the picture; uploads it again if the server has evicted it and this page still has the file.
 export async function withPicture(ask, picture = state.picture) {
+  const { sample, id, file } = picture;
   try {
-    return await ask(pictureFields(picture));
+    return await ask(sample ? { sample } : id ? { picture: id } : { image: file });
   } catch (error) {
-    if (error.status !== 410 || !picture.file) throw error;
-    const answer = await ask({ image: picture.file });
+    if (error.status !== 410 || !file) throw error;
+    const answer = await ask({ image: file });
     picture.id = answer.picture ?? picture.id;
     return answer;
+  }
+}
+
+// Requests the models and samples, and selects the first model.
+export function load() {
+  loading = requestModels();
+  return loading;
+}
+
+// What is opened before the models are known waits for them; after a failure they are requested again.
+export function loaded() {
+  return loading ?? load();
+}
+
+async function requestModels() {
+  try {
+    [state.models, state.samples] = await Promise.all([get("/api/models"), get("/api/samples")]);
+    find("#model").replaceChildren(...state.models.map((model) => element("option", { value: model.id }, model.name)));
+    await useModel(state.models[0].id);
+  } catch (error) {
+    loading = null;
+    throw error;
   }
 }
 
@@ -66,22 +87,25 @@ export async function openPicture(source) {
   opening = new AbortController();
   pending = source;
   const { signal } = opening, model = wanted?.model ?? source.model ?? state.model.id, view = wanted?.view;
-  const clearNote = noteDelayed(`Opening ${source.name}…`);
   let known;
   try {
-    source.url ??= await displayUrl(source.file ?? (await getBlob(`/api/pictures/${source.id}`, signal)));
-    known = state.picture ? await predict(source, model, signal) : null;
-    if (!signal.aborted && model !== state.model.id) await useModel(model);
+    known = await noteWhile(`Opening ${source.name}…`, prepare(source, model, signal));
   } catch (error) {
     if (!signal.aborted) {
       release(source);
       throw error;
     }
-  } finally {
-    clearNote();
   }
   if (!signal.aborted) return replacePicture(source, view, known);
   if (pending !== source) release(source);
+}
+
+// Returns the prediction if another picture is open: a refused file must not replace it.
+async function prepare(source, model, signal) {
+  source.url ??= await displayUrl(source.file ?? (await getBlob(`/api/pictures/${source.id}`, signal)));
+  const known = state.picture ? await predict(source, model, signal) : null;
+  if (!signal.aborted && model !== state.model.id) await useModel(model);
+  return known;
 }
 
 function replacePicture(source, view, known) {
@@ -133,20 +157,16 @@ async function predict(picture, model, signal) {
 export async function explain() {
   stopExplaining();
   if (!state.prediction) return;
-  const { signal } = explaining;
   clearError();
   emit("choice");
+  const work = longWork(`${state.method}…`, "/api/explain", { trust: "false" }), { signal } = explaining;
   find("#glass").setAttribute("aria-busy", "true");
   showRunButton();
-  progress.start(`${state.method}…`, cancelExplaining);
   try {
-    const explanation = await withPicture((picture) =>
-      job("/api/explain", { ...picture, ...choiceFields(), trust: "false" }, signal, (event, data) => progress.update(event, data)));
-    if (signal.aborted) return;
-    showExplanation(explanation);
+    const explanation = await work;
+    if (!signal.aborted) showExplanation(explanation);
   } catch (error) {
     if (signal.aborted) return;
-    endProgress();
     restoreChoice();
     showError(error);
   }
@@ -197,7 +217,7 @@ function stop() {
   stopExplaining();
 }
 
-// Other long requests: one at a time, with the same progress bar.
+// Long requests about the explained class: one at a time, with a progress bar.
 export async function longWork(text, path, fields) {
   stopExplaining();
   const { signal } = explaining;

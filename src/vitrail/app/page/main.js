@@ -1,13 +1,13 @@
 // Entry point: loads models and samples, restores the state of a link, and connects the parts of the page.
-import { get, useToken } from "./api.js";
+import { useToken } from "./api.js";
 import "./canvas.js";
 import "./classes.js";
 import "./compare.js";
 import "./curves.js";
 import "./download.js";
 import "./facts.js";
-import { openPicture, reopen, restoreNext, useModel } from "./explain.js";
-import { debounce, element, find } from "./helpers.js";
+import { load, openPicture, reopen, restoreNext, useModel } from "./explain.js";
+import { debounce, find } from "./helpers.js";
 import "./layout.js";
 import { readLink, writeLink } from "./link.js";
 import { clearError, showError } from "./messages.js";
@@ -23,10 +23,8 @@ async function start() {
     history.replaceState(null, "", location.pathname + location.hash.replace(/([#&])token=[^&]*&?/, "$1").replace(/[#&]$/, ""));
   }
   try {
-    [state.models, state.samples] = await Promise.all([get("/api/models"), get("/api/samples")]);
+    await load();
     clearError();
-    find("#model").replaceChildren(...state.models.map((model) => element("option", { value: model.id }, model.name)));
-    await useModel(state.models[0].id);
     if (link.sample || link.picture) await restore(link);
     else showStart();
   } catch (error) {
@@ -92,14 +90,9 @@ window.addEventListener("hashchange", () => {
   else if (link.sample || link.picture) restore(link).catch(showError);
 });
 
-find("#model").addEventListener("change", async ({ target: field }) => {
-  try {
-    state.modelPinned = true;
-    await useModel(field.value);
-    await reopen();
-  } catch (error) {
-    showError(error);
-  }
+find("#model").addEventListener("change", ({ target: field }) => {
+  state.modelPinned = true;
+  useModel(field.value).then(reopen).catch(showError);
 });
 find("#token-form").addEventListener("submit", (event) => {
   event.preventDefault();

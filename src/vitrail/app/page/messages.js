@@ -22,13 +22,15 @@ export function note(text, stays = false) {
   if (text && !stays) fade();
 }
 
-// A note for work that takes longer than a moment; call the result to clear it.
-export function noteDelayed(text) {
+// A note as long as the work lasts, if that is longer than a moment.
+export async function noteWhile(text, work) {
   const timer = setTimeout(() => note(text, true), PATIENCE);
-  return () => {
+  try {
+    return await work;
+  } finally {
     clearTimeout(timer);
     if (find("#note").textContent === text) note("");
-  };
+  }
 }
 
 export const speak = debounce(250, (text) => {

@@ -79,14 +79,13 @@ function backToDefaults() {
 }
 
 function field(about) {
-  const value = about.name in state.params ? state.params[about.name] : about.default;
-  const id = `p-${about.name}`;
   const name = element("span", {}, about.name.replaceAll("_", " "));
-  return element("label", { class: `param kind-${about.kind}`, for: id }, name, input(about, id, value));
+  return element("label", { class: `param kind-${about.kind}`, for: `p-${about.name}` }, name, input(about));
 }
 
-function input(about, id, value) {
-  const named = { id, name: about.name };
+function input(about) {
+  const value = about.name in state.params ? state.params[about.name] : about.default;
+  const named = { id: `p-${about.name}`, name: about.name };
   if (about.kind === "boolean" && !about.optional) {
     return element("input", { ...named, type: "checkbox", checked: value === true });
   }
@@ -126,16 +125,11 @@ export function fromText(about, text) {
   }
 }
 
-function apply(params) {
-  state.params = params;
-  explain();
-}
-
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  const { form: fields } = methodRow();
-  const changed = fields.filter((about) => JSON.stringify(read(about)) !== JSON.stringify(about.default));
-  apply(Object.fromEntries(changed.map((about) => [about.name, read(about)])));
+  const changed = methodRow().form.filter((about) => JSON.stringify(read(about)) !== JSON.stringify(about.default));
+  state.params = Object.fromEntries(changed.map((about) => [about.name, read(about)]));
+  explain();
 });
 
 select.addEventListener("change", () => {

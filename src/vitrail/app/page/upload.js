@@ -1,7 +1,7 @@
 // Ways to open a picture: drop, paste, file, camera, sample.
-import { openPicture, predictAndExplain } from "./explain.js";
+import { loaded, openPicture, predictAndExplain } from "./explain.js";
 import { element, find } from "./helpers.js";
-import { note, showError } from "./messages.js";
+import { clearError, note, noteWhile, showError } from "./messages.js";
 import { on, state } from "./state.js";
 
 const start = find("#start"), work = find("#work"), veil = find("#veil");
@@ -21,7 +21,8 @@ export function showStart() {
 const suits = (sample) => state.models.some((model) => model.id === sample.model);
 
 function pane(sample) {
-  return element("li", {}, element("button", { type: "button", class: "pane", onclick: () => choose(sample) },
+  const choose = () => openSample(sample.name, state.modelPinned || !suits(sample) ? null : sample.model).catch(showError);
+  return element("li", {}, element("button", { type: "button", class: "pane", onclick: choose },
     element("img", { src: sample.thumbnail ?? sample.url, alt: "", loading: "lazy" }), element("span", {}, sample.title)));
 }
 
@@ -34,27 +35,24 @@ function showWork() {
 on("picture", showWork);
 on("nothing", () => showStart());
 
-async function choose(sample) {
-  try {
-    await openSample(sample.name, state.modelPinned || !suits(sample) ? null : sample.model);
-  } catch (error) {
-    showError(error);
-  }
-}
-
-export function openSample(name, model) {
+export async function openSample(name, model) {
   const sample = state.samples.find((other) => other.name === name);
   const known = state.samples.map((other) => other.name).join(", ");
   if (!sample) throw new Error(`This server has no sample “${name}”: expected one of ${known}.`);
   return openPicture({ sample: name, url: sample.url, name: sample.title, model });
 }
 
-function openFiles(files, otherwise) {
+async function openFiles(files, otherwise) {
   const [file] = files;
   if (!file) return otherwise && showError(new Error(otherwise));
-  if (!state.model) return showError(new Error("The server has not answered yet: try again in a moment."));
+  clearError();
   if (files.length > 1) note(`Only one image at a time: opening ${file.name}.`);
-  return openPicture({ file, name: file.name || "pasted image" }).catch(showError);
+  try {
+    if (!state.model) await noteWhile("Waiting for the server…", loaded());
+    await openPicture({ file, name: file.name || "pasted image" });
+  } catch (error) {
+    showError(error);
+  }
 }
 
 for (const id of ["file", "camera"]) {

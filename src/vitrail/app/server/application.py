@@ -66,27 +66,19 @@ def create_app(settings: Settings, models: list[str]) -> FastAPI:
     )
     app.state.service = service
     app.add_middleware(Guard, settings=settings)
-    app.add_exception_handler(RequestError, _request_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.include_router(catalogue_routes(service))
-    app.include_router(task_routes(service))
-    app.include_router(job_routes(service))
-    app.include_router(page_routes(service, app))
+    for kind in (RequestError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _describe)
+    for routes in (catalogue_routes, task_routes, job_routes, page_routes):
+        app.include_router(routes(service))
     app.mount("/static", StaticFiles(directory=str(PAGE)), name="static")
     return app
 
 
-async def _request_error(_: Request, error: Exception) -> Response:
+async def _describe(_: Request, error: Exception) -> Response:
+    """The error as JSON with a sentence."""
+    if isinstance(error, HTTPException):
+        return JSONResponse({"error": f"{error.detail}."}, error.status_code, error.headers)
+    if isinstance(error, RequestValidationError):
+        error = RequestError(422, describe_error(error.errors()[0]))
     assert isinstance(error, RequestError)
     return error_response(error)
-
-
-async def _http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": f"{error.detail}."}, error.status_code, error.headers)
-
-
-async def _validation_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return JSONResponse({"error": describe_error(error.errors()[0])}, 422)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 from vitrail.app.server import worker
 from vitrail.app.server.cache import ByteCache
 from vitrail.app.server.decoding import Decoded
-from vitrail.app.server.jobs import Answer, Job, JobQueue, Jobs, State, cancelled_error, timeout_error
+from vitrail.app.server.jobs import Answer, Job, JobQueue, Jobs, State, cancelled_error
 from vitrail.app.server.processes import Child, Header
 from vitrail.app.server.responses import RequestError
 from vitrail.app.server.settings import Settings
@@ -79,9 +80,8 @@ class Dispatcher:
 
     def cancel_all(self) -> None:
         """Ends every job, waiting or running, at once."""
-        for queue in (self.jobs.quick, self.jobs.long):
-            for job in queue.waiting():
-                self.jobs.drop(job)
+        for job in [*self.jobs.quick.jobs, *self.jobs.long.jobs]:
+            self.jobs.drop(job)
         for job in [*self._assigned.values()]:
             self._finish(job, "cancelled")
 
@@ -122,11 +122,9 @@ class Dispatcher:
     async def _assign(self, job: Job) -> None:
         """Until the job has ended or the worker is lost."""
         assert self._child is not None
-        task = job.task
-        self._pictures.get(task.picture)  # marks it as recently used
-        header = {"do": "job", "id": job.id, "kind": task.kind, "quick": task.quick, "model": task.model}
-        details = {"picture": task.picture, "fields": task.fields, "seconds": self.settings.job_seconds}
-        self._child.send({**header, **details})
+        self._pictures.get(job.task.picture)  # marks it as recently used
+        limits = {"quick": job.task.quick, "seconds": self.settings.job_seconds}
+        self._child.send({"do": "job", "id": job.id, **asdict(job.task), **limits})
         self._assigned[job.id] = job
         waits = [asyncio.create_task(event.wait()) for event in (job.ended, self._lost)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -149,11 +147,11 @@ class Dispatcher:
         if event == "started":
             job.state = "running"
             self._started[job] = asyncio.get_running_loop().time()
-            self._set_timer(job)
+            self._start_timer(job)
         elif event in ("progress", "partial"):
             job.emit(event, blob)
             if event == "partial":
-                self._set_timer(job)
+                self._start_timer(job)
         elif event == "done":
             self._finish(job, "done", Answer(header["type"], blob))
         elif event == "failed":
@@ -161,31 +159,32 @@ class Dispatcher:
         else:
             self._finish(job, "cancelled")
 
-    def _set_timer(self, job: Job) -> None:
+    def _start_timer(self, job: Job) -> None:
         """For the job, or for the next method of a comparison, which the worker itself stops between two steps."""
+        seconds = self.settings.job_seconds * (COMPARE_FACTOR if job.task.kind == "compare" else 1)
+        self._set_timer(job, asyncio.get_running_loop().time() + seconds)
+
+    def _set_timer(self, job: Job, deadline: float) -> None:
         if job.timer is not None:
             job.timer.cancel()
-        seconds = self.settings.job_seconds * (COMPARE_FACTOR if job.task.kind == "compare" else 1)
-        job.timer = asyncio.get_running_loop().call_later(seconds, self._time_out, job)
+        job.timer = asyncio.get_running_loop().call_at(deadline, self._time_out, job)
 
     def _finish(self, job: Job, state: State, answer: Answer | None = None, error: RequestError | None = None) -> None:
         """Ends the job; the time it took is added to the limit of the job it interrupted."""
-        if state == "cancelled":
-            error = timeout_error(self.settings.job_seconds) if job.timed_out else cancelled_error()
-            state = "failed" if job.timed_out else "cancelled"
+        if state == "cancelled" and job.timed_out:
+            limit = f"{self.settings.job_seconds:g} seconds"
+            message = f"the job took longer than {limit}: try fewer steps, masks or methods."
+            state, error = "failed", RequestError(408, message)
+        elif state == "cancelled":
+            error = cancelled_error()
         self._assigned.pop(job.id, None)
         start = self._started.pop(job, None)
         seconds = None if start is None else asyncio.get_running_loop().time() - start
         job.finish(state, answer, error)
         self.jobs.settle(job, seconds)
         for other in self._started:
-            self._extend(other, seconds or 0.0)
-
-    def _extend(self, job: Job, seconds: float) -> None:
-        if job.timer is not None and not job.timer.cancelled():
-            deadline = job.timer.when() + seconds
-            job.timer.cancel()
-            job.timer = asyncio.get_running_loop().call_at(deadline, self._time_out, job)
+            if other.timer is not None and not other.timer.cancelled():
+                self._set_timer(other, other.timer.when() + (seconds or 0.0))
 
     def _spawn(self) -> None:
         self._lost = asyncio.Event()
@@ -209,7 +208,9 @@ class Dispatcher:
             if job is not culprit:
                 job.state = "queued"
         if culprit is not None:
-            self._fail(culprit)
+            state: State = "cancelled" if culprit.cancel_requested else "failed"
+            message = f"the worker process ended during this {culprit.task.kind}: try fewer steps, masks or methods."
+            self._finish(culprit, state, error=RequestError(422, message))
         self._assigned.clear()
         self._started.clear()
         self._lost.set()
@@ -221,10 +222,3 @@ class Dispatcher:
         else:
             asyncio.get_running_loop().call_later(self._restart_delay, self._spawn)
             self._restart_delay = min(2 * self._restart_delay, MAX_RESTART_DELAY)
-
-    def _fail(self, job: Job) -> None:
-        if job.cancel_requested:
-            self._finish(job, "cancelled")
-        else:
-            message = f"the worker process ended during this {job.task.kind}: try fewer steps, masks or methods."
-            self._finish(job, "failed", error=RequestError(422, message))

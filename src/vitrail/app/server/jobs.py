@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -62,10 +63,9 @@ class Job:
     task: Task
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     state: State = "queued"
-    events: list[tuple[str, bytes]] = field(default_factory=list)
-    progress: bytes | None = None
-    progress_count: int = 0  # number of progress reports so far
-    progress_index: int = 0  # number of events before the last progress report
+    events: dict[int, tuple[str, bytes]] = field(default_factory=dict)  # by their number; of progress only the latest
+    progress: int = -1  # number of the latest progress report
+    numbers: Iterator[int] = field(default_factory=itertools.count)
     answer: Answer | None = None
     error: RequestError | None = None
     timed_out: bool = False
@@ -83,21 +83,24 @@ class Job:
         """Fraction of the work done, 0…1."""
         if self.state == "done":
             return 1.0
-        report = {} if self.progress is None else json.loads(self.progress)
+        report = json.loads(self.events[self.progress][1]) if self.progress in self.events else {}
         return min(1.0, report["done"] / report["total"]) if report.get("total") else 0.0
 
     @property
     def size(self) -> int:
         """Memory in bytes."""
-        return OVERHEAD + sum(len(data) for _, data in self.events) + (len(self.answer.body) if self.answer else 0)
+        events = sum(len(data) for _, data in self.events.values())
+        return OVERHEAD + events + (len(self.answer.body) if self.answer else 0)
 
     def emit(self, name: str, data: bytes) -> None:
         """Adds an event; of progress only the latest is kept."""
+        number = next(self.numbers)
+        self.events[number] = name, data
         if name == "progress":
-            self.progress, self.progress_count, self.progress_index = data, self.progress_count + 1, len(self.events)
-        else:
-            self.events.append((name, data))
-        self._notify()
+            self.events.pop(self.progress, None)
+            self.progress = number
+        previous, self.changed = self.changed, asyncio.Event()
+        previous.set()
 
     def finish(self, state: State, answer: Answer | None = None, error: RequestError | None = None) -> None:
         self.state, self.answer, self.error = state, answer, error
@@ -107,23 +110,18 @@ class Job:
             data = answer.body
         else:
             data = to_json({} if error is None else {"error": str(error), "status": error.status})
-        self.events.append((state, data))
         self.ended.set()
-        self._notify()
+        self.emit(state, data)
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Server-sent events: all so far, then each as it happens, to the last; of progress only the latest."""
-        sent_events, sent_progress = 0, 0
+        sent = -1
         while True:
             changed = self.changed
-            while sent_events < len(self.events) or self.progress_count > sent_progress:
-                if sent_events >= self.progress_index and self.progress_count > sent_progress:
-                    sent_progress = self.progress_count
-                    if self.progress is not None and not self.finished:
-                        yield _encode_event("progress", self.progress)
-                else:
-                    sent_events += 1
-                    yield _encode_event(*self.events[sent_events - 1])
+            while (number := next((number for number in self.events if number > sent), None)) is not None:
+                sent, (name, data) = number, self.events[number]
+                if name != "progress" or not self.finished:
+                    yield b"event: %s\ndata: %s\n\n" % (name.encode(), data)
             if self.finished:
                 return
             try:
@@ -131,66 +129,50 @@ class Job:
             except TimeoutError:
                 yield b": ping\n\n"
 
-    def _notify(self) -> None:
-        previous, self.changed = self.changed, asyncio.Event()
-        previous.set()
-
-
-def _encode_event(name: str, data: bytes) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
-
 
 class JobQueue:
     """First in, first out; quick and long jobs have one each."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._jobs: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()  # that wait
         self._taken: Job | None = None  # the last job that left the queue
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._jobs)
-
-    def waiting(self) -> list[Job]:
-        return list(self._jobs)
+        return len(self.jobs)
 
     def position(self, job: Job) -> int | None:
         """Number of jobs ahead, including the running one; None if the job is not waiting."""
-        return self._running + self._jobs.index(job) if job in self._jobs else None
+        running = self._taken is not None and not self._taken.finished
+        return running + self.jobs.index(job) if job in self.jobs else None
 
     def add(self, job: Job) -> None:
-        self._jobs.append(job)
-        self._emit_position(job)
+        self.jobs.append(job)
+        self._emit_positions()
         self._added.set()
 
     def remove(self, job: Job) -> bool:
-        if job not in self._jobs:
+        if job not in self.jobs:
             return False
-        behind = list(self._jobs)[self._jobs.index(job) + 1 :]
-        self._jobs.remove(job)
-        for other in behind:
-            self._emit_position(other)
+        self.jobs.remove(job)
+        self._emit_positions()
         return True
 
     async def next(self) -> Job:
-        while not self._jobs:
+        while not self.jobs:
             self._added.clear()
             await self._added.wait()
-        self._taken = self._jobs.popleft()
-        for other in self._jobs:
-            self._emit_position(other)
+        self._taken = self.jobs.popleft()
+        self._emit_positions()
         return self._taken
 
-    @property
-    def _running(self) -> int:
-        return int(self._taken is not None and not self._taken.finished)
-
-    def _emit_position(self, job: Job) -> None:
-        """Only if it has changed: the first in the queue keeps its position when the job ahead starts to run."""
-        data = to_json({"position": self.position(job)})
-        if ("queued", data) not in job.events:
-            job.emit("queued", data)
+    def _emit_positions(self) -> None:
+        """Of the jobs whose position has changed: the first keeps its own when the job ahead starts to run."""
+        for job in self.jobs:
+            data = to_json({"position": self.position(job)})
+            if ("queued", data) not in job.events.values():
+                job.emit("queued", data)
 
 
 class Jobs:
@@ -251,7 +233,3 @@ class Jobs:
 
 def cancelled_error() -> RequestError:
     return RequestError(409, "the job was cancelled.")
-
-
-def timeout_error(seconds: float) -> RequestError:
-    return RequestError(408, f"the job took longer than {seconds:g} seconds: try fewer steps, masks or methods.")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.resources import files
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Form, Path, Query, Request, Response
+from fastapi import APIRouter, Form, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from vitrail.app.server import schemas as s
 from vitrail.app.server.jobs import Job, Task, cancelled_error
-from vitrail.app.server.reference import STYLE, render_reference
+from vitrail.app.server.reference import render_reference
 from vitrail.app.server.responses import RequestError, to_json
 from vitrail.app.server.service import Picture, Service
 from vitrail.app.server.uploads import FormRoute
@@ -46,6 +47,17 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": s.Accepted, "description": "With wait=false: a job"}}
 
+# Path, form, answer (None: a PNG) and description.
+TASKS: tuple[tuple[str, type[s.Form], type[BaseModel] | None, str], ...] = (
+    ("predict", s.PredictForm, s.Prediction, "The most probable classes."),
+    ("explain", s.ExplainForm, s.Explained, "Which parts of the picture are evidence for the class."),
+    ("trust", s.TrustForm, s.Trusted, "How far to trust that map, with fewer than a hundred forward passes."),
+    ("score", s.ScoreForm, s.Scores, "How faithful the map is: insertion and deletion."),
+    ("mask", s.MaskForm, s.Masked, "The probability with a subset of the patches."),
+    ("compare", s.CompareForm, s.Comparison, "The maps of many methods; with wait=false each is an event of the job."),
+    ("picture", s.PictureForm, None, "The explanation as a labelled PNG."),
+)
+
 
 def catalogue_routes(service: Service) -> APIRouter:
     """Models, methods, samples and uploads."""
@@ -70,7 +82,7 @@ def catalogue_routes(service: Service) -> APIRouter:
     @router.get("/samples", response_model=list[s.SampleRow])
     async def samples() -> Response:
         """Sample pictures."""
-        return Response(to_json([sample.row() for sample in service.samples.values()]), media_type=JSON)
+        return Response(service.samples_json, media_type=JSON)
 
     @router.get("/pictures/{picture}", response_class=Response, responses={200: {"content": {"image/*": {}}}})
     async def picture(picture: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]) -> Response:
@@ -85,42 +97,30 @@ def task_routes(service: Service) -> APIRouter:
     """Predictions, explanations and scores of a picture."""
     router = APIRouter(prefix="/api", tags=["pictures"], route_class=FormRoute, responses=ERRORS)
 
-    @router.post("/predict", response_model=s.Prediction, responses=ACCEPTED)
-    async def predict(form: Annotated[s.PredictForm, Form(media_type=MULTIPART)], request: Request) -> Response:
-        """The most probable classes."""
-        return await _run(service, "predict", form, request)
-
-    @router.post("/explain", response_model=s.Explained, responses=ACCEPTED)
-    async def explain(form: Annotated[s.ExplainForm, Form(media_type=MULTIPART)], request: Request) -> Response:
-        """Which parts of the picture are evidence for the class."""
-        return await _run(service, "explain", form, request)
-
-    @router.post("/trust", response_model=s.Trusted, responses=ACCEPTED)
-    async def trust(form: Annotated[s.TrustForm, Form(media_type=MULTIPART)], request: Request) -> Response:
-        """How far to trust that map, with fewer than a hundred forward passes."""
-        return await _run(service, "trust", form, request)
-
-    @router.post("/score", response_model=s.Scores, responses=ACCEPTED)
-    async def score(form: Annotated[s.ScoreForm, Form(media_type=MULTIPART)], request: Request) -> Response:
-        """How faithful the map is: insertion and deletion."""
-        return await _run(service, "score", form, request)
-
-    @router.post("/mask", response_model=s.Masked, responses=ACCEPTED)
-    async def mask(form: Annotated[s.MaskForm, Form(media_type=MULTIPART)], request: Request) -> Response:
-        """The probability with a subset of the patches."""
-        return await _run(service, "mask", form, request)
-
-    @router.post("/compare", response_model=s.Comparison, responses=ACCEPTED)
-    async def compare(form: Annotated[s.CompareForm, Form(media_type=MULTIPART)], request: Request) -> Response:
-        """The maps of many methods; with wait=false each is an event of the job."""
-        return await _run(service, "compare", form, request)
-
-    @router.post("/picture", response_class=Response, responses={200: {"content": {"image/png": {}}}})
-    async def picture(form: Annotated[s.PictureForm, Form(media_type=MULTIPART)], request: Request) -> Response:
-        """The explanation as a labelled PNG."""
-        return await _run(service, "picture", form, request)
-
+    for kind, form_type, answer_type, description in TASKS:
+        answer: dict[str, Any] = {"response_model": answer_type, "responses": ACCEPTED}
+        if answer_type is None:
+            answer = {"response_class": Response, "responses": {200: {"content": {"image/png": {}}}}}
+        endpoint = _endpoint(service, kind, form_type)
+        router.add_api_route(f"/{kind}", endpoint, methods=["POST"], name=kind, description=description, **answer)
     return router
+
+
+def _endpoint(service: Service, kind: str, form_type: type[s.Form]) -> Callable[..., Awaitable[Response]]:
+    async def endpoint(form: s.Form, request: Request) -> Response:
+        """Waits for the answer, or returns the job."""
+        task = make_task(kind, form, service.model(form.model), await find_picture(service, form))
+        wait = getattr(form, "wait", True)
+        job = service.jobs.submit(task, keep=not wait)
+        if not wait:
+            return Response(to_json({"job": job.id, "events": f"/api/jobs/{job.id}/events"}), 202, media_type=JSON)
+        await finish(job, request.receive, service.dispatcher.cancel)
+        if job.answer is None:
+            raise job.error or cancelled_error()
+        return Response(job.answer.body, media_type=job.answer.type)
+
+    endpoint.__annotations__["form"] = Annotated[form_type, Form(media_type=MULTIPART)]
+    return endpoint
 
 
 def job_routes(service: Service) -> APIRouter:
@@ -146,7 +146,7 @@ def job_routes(service: Service) -> APIRouter:
     return router
 
 
-def page_routes(service: Service, app: FastAPI) -> APIRouter:
+def page_routes(service: Service) -> APIRouter:
     """The page, its samples, and the reference of the API."""
     router = APIRouter(include_in_schema=False)
 
@@ -156,49 +156,30 @@ def page_routes(service: Service, app: FastAPI) -> APIRouter:
 
     @router.get("/samples/{file}")
     async def sample(file: str) -> Response:
-        for sample in service.samples.values():
-            if sample.file == file:
-                return Response(sample.picture.data, media_type=sample.picture.type)
-        raise RequestError(404, "there is no such sample: see /api/samples.")
+        if file not in service.samples:
+            raise RequestError(404, "there is no such sample: see /api/samples.")
+        return Response(service.samples[file].data, media_type=service.samples[file].type)
 
     @router.get("/api/docs")
-    async def docs() -> Response:
-        return Response(render_reference(app.openapi()), media_type="text/html")
+    async def docs(request: Request) -> Response:
+        return Response(render_reference(request.app.openapi()), media_type="text/html")
 
     @router.get("/api/docs.css")
     async def style() -> Response:
-        return Response(STYLE, media_type="text/css")
+        return Response((PAGE / "reference.css").read_bytes(), media_type="text/css")
 
     return router
-
-
-async def _run(service: Service, kind: str, form: s.Form, request: Request) -> Response:
-    """Waits for the answer, or returns the job."""
-    task = make_task(kind, form, service.model(form.model), await find_picture(service, form))
-    wait = getattr(form, "wait", True)
-    job = service.jobs.submit(task, keep=not wait)
-    if not wait:
-        return Response(to_json({"job": job.id, "events": f"/api/jobs/{job.id}/events"}), 202, media_type=JSON)
-    await finish(job, request.receive, service.dispatcher.cancel)
-    if job.error is not None:
-        raise job.error
-    if job.answer is None:
-        raise cancelled_error()
-    return Response(job.answer.body, media_type=job.answer.type)
 
 
 async def find_picture(service: Service, form: s.Form) -> Picture:
     """The picture that the form names."""
     names = [name for name in ("image", "picture", "sample") if getattr(form, name) is not None]
     if len(names) != 1:
-        raise RequestError(
-            422, f"expected exactly one of image, picture and sample, but got {' and '.join(names) or 'none'}."
-        )
+        listed = " and ".join(names) or "none"
+        raise RequestError(422, f"expected exactly one of image, picture and sample, but got {listed}.")
     if form.image is not None:
         return await service.add_upload(await form.image.read())
-    if form.picture is not None:
-        return service.picture(form.picture)
-    return service.sample(form.sample or "")
+    return service.sample(form.sample or "") if form.picture is None else service.picture(form.picture)
 
 
 def make_task(kind: str, form: s.Form, model: str, picture: Picture) -> Task:
@@ -229,10 +210,8 @@ def _job_state(job: Job, service: Service) -> bytes:
     state: dict[str, Any] = {"job": job.id, "state": job.state, "position": position, "progress": job.fraction}
     if job.error is not None:
         state["error"] = str(job.error)
-    text = to_json(state)
-    if job.answer is None:
-        return text
-    return text[:-1] + b',"result":' + job.answer.body + b"}"
+    result = b"" if job.answer is None else b',"result":' + job.answer.body
+    return to_json(state)[:-1] + result + b"}"
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

@@ -101,10 +101,15 @@ class Form(BaseModel):
     model: Name | None = Field(None, description="A model from /api/models; default: the first.")
 
 
-class PredictForm(Form):
-    """Which class is it?"""
+class JobForm(Form):
+    """With wait=false the answer is a job."""
 
     wait: bool = True
+
+
+class PredictForm(JobForm):
+    """Which class is it?"""
+
     top: Annotated[int, Field(ge=1, le=100)] = 5
 
 
@@ -117,10 +122,9 @@ class QuestionForm(Form):
     params: Parameters | None = Field(None, description='Parameters of the method as a JSON object: {"masks": 256}.')
 
 
-class ExplainForm(QuestionForm):
+class ExplainForm(QuestionForm, JobForm):
     """Why this class?"""
 
-    wait: bool = True
     trust: Trusting = True
 
 
@@ -131,33 +135,28 @@ class PictureForm(QuestionForm):
     storage: Storage = Field("mark", description="Whether patches used as storage are only marked, or not coloured.")
 
 
-class TrustForm(QuestionForm):
+class TrustForm(QuestionForm, JobForm):
     """How far to trust the map?"""
 
-    wait: bool = True
 
-
-class ScoreForm(QuestionForm):
+class ScoreForm(QuestionForm, JobForm):
     """How faithful is the map?"""
 
-    wait: bool = True
     steps: Steps = 32
     space: Space = "pixels"
 
 
-class MaskForm(Form):
+class MaskForm(JobForm):
     """What if these patches were missing?"""
 
-    wait: bool = True
     removed: Patches | None = Field(None, description="Patches to remove: a JSON list of indices.")
     kept: Patches | None = Field(None, description="Patches to keep: a JSON list of indices.")
     target: Class | None = None
 
 
-class CompareForm(Form):
+class CompareForm(JobForm):
     """What do many methods say?"""
 
-    wait: bool = True
     methods: Annotated[str, Field(max_length=MAX_LIST)] | None = Field(
         None, description="Comma-separated names or calls, such as rise(masks=256); default: the recommended methods."
     )
@@ -335,7 +334,7 @@ class Scores(BaseModel):
     insertion: float
     deletion: float
     curves: Curves
-    space: Literal["pixels", "tokens"]
+    space: Space
     ranks: list[list[int]]
     order: list[int] | None = None
     counts: list[int] | None = None
@@ -352,7 +351,7 @@ class Masked(BaseModel):
     full: Probability
     classes: list[ClassRow]
     kept: int
-    space: Literal["tokens", "pixels"]
+    space: Space
     seconds: float
 
 
@@ -379,6 +378,6 @@ class JobState(BaseModel):
     job: str
     state: Literal["queued", "running", "done", "failed", "cancelled"]
     position: int | None
-    progress: Annotated[float, Field(ge=0, le=1)]
+    progress: Probability
     result: Any = None
     error: str | None = None

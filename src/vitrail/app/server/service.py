@@ -36,34 +36,15 @@ class Picture:
     type: str
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A picture that the server offers; ``model`` is None if the model it suits is not served."""
-
-    file: str
-    title: str
-    model: str | None
-    picture: Picture
-
-    def row(self) -> dict[str, str | None]:
-        """Its entry in ``/api/samples``."""
-        url = f"/samples/{self.file}"
-        return {
-            "name": PurePath(self.file).stem,
-            "title": self.title,
-            "model": self.model,
-            "url": url,
-            "thumbnail": url,
-        }
+def read_sample(file: str) -> Picture:
+    data = (FOLDER / file).read_bytes()
+    return Picture(hashlib.sha256(data).hexdigest(), data, SAMPLE_TYPES[PurePath(file).suffix])
 
 
-def read_samples(models: list[str]) -> dict[str, Sample]:
-    samples = {}
-    for file, title, model in SAMPLES:
-        data, path = (FOLDER / file).read_bytes(), PurePath(file)
-        picture = Picture(hashlib.sha256(data).hexdigest(), data, SAMPLE_TYPES[path.suffix])
-        samples[path.stem] = Sample(file, title, model if model in models else None, picture)
-    return samples
+def sample_row(file: str, title: str, model: str | None) -> dict[str, str | None]:
+    """An entry of ``/api/samples``; ``model`` is None if the model it suits is not served."""
+    url = f"/samples/{file}"
+    return {"name": PurePath(file).stem, "title": title, "model": model, "url": url, "thumbnail": url}
 
 
 class Service:
@@ -73,8 +54,9 @@ class Service:
         self.settings, self.models = settings, list(dict.fromkeys(models))
         self.models_json = b"[]"
         self.methods_json: dict[str, bytes] = {}
-        self.samples = read_samples(self.models)
-        self._sample_pictures = {sample.picture.id: sample.picture for sample in self.samples.values()}
+        rows = [sample_row(file, title, model if model in models else None) for file, title, model in SAMPLES]
+        self.samples_json = to_json(rows)
+        self.samples = {file: read_sample(file) for file, _, _ in SAMPLES}
         self._running = False
         self.uploads: ByteCache[str, Picture] = ByteCache(settings.cache_bytes // 4, lambda picture: len(picture.data))
 
@@ -115,9 +97,10 @@ class Service:
         return picture
 
     def sample(self, name: str) -> Picture:
-        if name not in self.samples:
-            raise RequestError(404, f"there is no sample {name!r}: expected one of {', '.join(self.samples)}.")
-        return self.samples[name].picture
+        pictures = {PurePath(file).stem: picture for file, picture in self.samples.items()}
+        if name not in pictures:
+            raise RequestError(404, f"there is no sample {name!r}: expected one of {', '.join(pictures)}.")
+        return pictures[name]
 
     def picture(self, picture_id: str) -> Picture:
         """An earlier upload, or a sample."""
@@ -133,7 +116,8 @@ class Service:
         return self.models[0] if name is None else name
 
     def _find_picture(self, picture_id: str) -> Picture | None:
-        return self.uploads.get(picture_id) or self._sample_pictures.get(picture_id)
+        samples = {sample.id: sample for sample in self.samples.values()}
+        return self.uploads.get(picture_id) or samples.get(picture_id)
 
     async def _decode(self, picture_id: str) -> Decoded:
         return await self.decoder.decode(self.picture(picture_id).data)

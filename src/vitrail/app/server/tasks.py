@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitrail.api import explain_each, see
 from vitrail.app.server.cache import ByteCache
-from vitrail.app.server.responses import RequestError
+from vitrail.app.server.responses import to_json
 from vitrail.calls import split_call
 from vitrail.engine.requests import check_finite
 from vitrail.engine.scheduler import Scheduler
@@ -67,10 +67,6 @@ def result_size(result: Result) -> int:
     return OVERHEAD + sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
-def result_cache(maxsize: int = 64 * 2**20) -> ByteCache[Hashable, Any]:
-    return ByteCache(maxsize, result_size)
-
-
 @dataclass(frozen=True)
 class Request:
     """A question about a picture. ``cache`` keeps maps and tokens for the next request about it.
@@ -82,13 +78,21 @@ class Request:
     picture: str
     image: Image.Image
     fields: Answer = field(default_factory=dict)
-    cache: ByteCache[Hashable, Any] = field(default_factory=result_cache)
+    cache: ByteCache[Hashable, Any] = field(default_factory=lambda: ByteCache(64 * 2**20, result_size))
     seconds: float = math.inf
+
+
+def run(kind: str, view: View, request: Request, report: Report) -> tuple[str, bytes]:
+    """Media type and body of the answer to a request of this kind."""
+    start = perf_counter()
+    answer = KINDS[kind](view, request, report)
+    if isinstance(answer, bytes):
+        return "image/png", answer
+    return "application/json", to_json({"seconds": perf_counter() - start} | answer)
 
 
 def predict(view: View, request: Request, report: Report) -> Answer:
     """The most probable classes."""
-    start = perf_counter()
     inference = find_inference(view, request)
     return {
         "picture": request.picture,
@@ -97,7 +101,6 @@ def predict(view: View, request: Request, report: Report) -> Answer:
         "box": list(inference.box),
         "grid": list(grid_of(view)),
         "classes": top_classes(view, inference.logits, request.fields.get("top", 5)),
-        "seconds": perf_counter() - start,
     }
 
 
@@ -108,38 +111,25 @@ def explain(view: View, request: Request, report: Report) -> Answer:
 
 def trust(view: View, request: Request, report: Report) -> Answer:
     """How far to trust the map."""
-    start = perf_counter()
     explanation = find_trusted(view, request, report)
     assert explanation.trusted is not None
-    return {
-        **_about(request, explanation),
-        "trust": asdict(explanation.trusted),
-        "trust_line": explanation.trust_line,
-        "seconds": perf_counter() - start,
-    }
+    trusted = {"trust": asdict(explanation.trusted), "trust_line": explanation.trust_line}
+    return {**_about(request, explanation), **trusted}
 
 
 def score(view: View, request: Request, report: Report) -> Answer:
     """Insertion and deletion of the map."""
-    start = perf_counter()
     explanation = find_explanation(view, request, report)
-    scores = find_scores(view, request, explanation, report)
-    return {**_about(request, explanation), **scores, "seconds": perf_counter() - start}
+    return {**_about(request, explanation), **find_scores(view, request, explanation, report)}
 
 
 def _about(request: Request, explanation: Explanation) -> Answer:
     """What an answer is about."""
-    return {
-        "picture": request.picture,
-        "method": explanation.method,
-        "target": explanation.target,
-        "label": explanation.label,
-    }
+    return {"picture": request.picture} | {name: getattr(explanation, name) for name in ("method", "target", "label")}
 
 
 def mask(view: View, request: Request, report: Report) -> Answer:
     """The probability of a class with a subset of the patches."""
-    start = perf_counter()
     inference, (rows, columns) = find_inference(view, request), grid_of(view)
     keep = kept_patches(request.fields, rows * columns)
     with no_grad():
@@ -156,7 +146,6 @@ def mask(view: View, request: Request, report: Report) -> Answer:
         "classes": top_classes(view, logits, 5),
         "kept": int(keep.numel()),
         "space": "tokens" if view.has_tokens else "pixels",
-        "seconds": perf_counter() - start,
     }
 
 
@@ -170,7 +159,6 @@ def picture(view: View, request: Request, report: Report) -> bytes:
 
 def compare(view: View, request: Request, report: Report) -> Answer:
     """Many methods on one picture; each result is reported as soon as it is computed."""
-    start = perf_counter()
     calls = request.fields.get("methods") or recommended_methods(view)
     methods = {call: split_call(call) for call in calls}
     for name, _ in methods.values():
@@ -183,26 +171,22 @@ def compare(view: View, request: Request, report: Report) -> Answer:
         progress = MethodProgress(report, state, request.seconds)
         results.append(_compare_method(view, method_request, progress.report) | {"call": call})
         report("partial", results[-1])
-    answer = {"picture": request.picture, "model_id": request.model, "methods": calls, "results": results}
-    return {**answer, "seconds": perf_counter() - start}
+    return {"picture": request.picture, "model_id": request.model, "methods": calls, "results": results}
 
 
 def _compare_method(view: View, request: Request, report: Report) -> Answer:
     """One method of a comparison; its failure or timeout does not affect the others."""
-    name = request.fields["method"]
     try:
         explanation = find_trusted(view, request, report)
-        answer = explanation_answer(view, request, explanation, TILE_SIDE)
-        if request.fields.get("score", True):
-            answer |= find_scores(view, request, explanation, report)
+        scores = find_scores(view, request, explanation, report) if request.fields.get("score", True) else {}
+        return explanation_answer(view, request, explanation, TILE_SIDE) | scores
     except MethodTimeout:
         message = f"it took longer than {request.seconds:g} seconds: start vitrail serve with more --job-seconds."
-        return {"method": name, "error": message}
-    except RequestError:
-        raise
-    except (VitrailError, RuntimeError, ValueError) as error:
-        return {"method": name, "error": str(error) if isinstance(error, VitrailError) else type(error).__name__}
-    return answer
+    except VitrailError as error:
+        message = str(error)
+    except (RuntimeError, ValueError) as error:
+        message = type(error).__name__
+    return {"method": request.fields["method"], "error": message}
 
 
 class MethodTimeout(BaseException):  # like Cancelled: no handler in between may catch it
@@ -417,11 +401,9 @@ def round_values(values: Tensor) -> list[list[float]]:
     return [[float(f"{value:.6g}") for value in row] for row in values.tolist()]
 
 
-@contextmanager
-def reporting(report: Report) -> Iterator[None]:
+def reporting(report: Report) -> AbstractContextManager[None]:
     """Reports every step; an exception raised by ``report`` ends the work."""
-    with watched(lambda what, done, total: report("progress", {"what": what, "done": done, "total": total})):
-        yield
+    return watched(lambda what, done, total: report("progress", {"what": what, "done": done, "total": total}))
 
 
 @contextmanager
@@ -432,11 +414,5 @@ def no_grad() -> Iterator[None]:
 
 
 KINDS: dict[str, Callable[[View, Request, Report], Answer | bytes]] = {
-    "predict": predict,
-    "explain": explain,
-    "trust": trust,
-    "score": score,
-    "mask": mask,
-    "compare": compare,
-    "picture": picture,
+    task.__name__: task for task in (predict, explain, trust, score, mask, compare, picture)
 }

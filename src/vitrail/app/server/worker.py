@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from vitrail.plugins import load_plugins
 if TYPE_CHECKING:
     from PIL import Image
 
+    from vitrail.app.server.tasks import Request
     from vitrail.models.view import View
 
 REPORT_SECONDS = 0.1  # minimum interval between progress reports
@@ -36,11 +38,7 @@ class Assignment:
     id: str
     kind: str
     quick: bool
-    model: str
-    picture: str
-    image: Image.Image
-    fields: dict[str, Any]
-    seconds: float
+    request: Request
     cancelled: bool = False
     last_report: float = 0.0
 
@@ -68,12 +66,10 @@ def serve(
     except VitrailError as error:
         send(pipe, {"event": "broken", "error": str(error)})
         return
-    from vitrail.app.server.tasks import result_cache
-
     if hasattr(os, "nice"):
         os.nice(10)  # the web server and other programs go first
     limit_growth(memory)
-    worker = Worker(pipe, views, result_cache(cache_bytes))
+    worker = Worker(pipe, views, cache_bytes)
     threading.Thread(target=worker.listen, daemon=True).start()
     send(pipe, {"event": "ready"}, catalogue)
     worker.work()
@@ -112,8 +108,11 @@ def limit_growth(memory: int) -> None:
 class Worker:
     """A thread receives jobs; the main thread runs them."""
 
-    def __init__(self, pipe: Connection, views: dict[str, View], cache: ByteCache[Hashable, Any]) -> None:
-        self.pipe, self.views, self.cache = pipe, views, cache
+    def __init__(self, pipe: Connection, views: dict[str, View], cache_bytes: int) -> None:
+        from vitrail.app.server.tasks import result_size
+
+        self.pipe, self.views = pipe, views
+        self.cache: ByteCache[Hashable, Any] = ByteCache(cache_bytes, result_size)
         self.pictures: dict[str, Image.Image] = {}
         self.assignments: dict[str, Assignment] = {}
         self.quick: deque[Assignment] = deque()
@@ -143,10 +142,11 @@ class Worker:
             self.assignments[header["id"]].cancelled = True
 
     def accept(self, header: dict[str, Any]) -> None:
-        # the picture is looked up now: it may be forgotten before the job starts
-        fields = {name: header[name] for name in ("id", "kind", "quick", "model", "picture", "fields", "seconds")}
-        job = Assignment(**fields, image=self.pictures[header["picture"]])
-        self.assignments[job.id] = job
+        from vitrail.app.server.tasks import Request
+
+        image = self.pictures[header["picture"]]  # looked up now: it may be forgotten before the job starts
+        request = Request(header["model"], header["picture"], image, header["fields"], self.cache, header["seconds"])
+        job = self.assignments[header["id"]] = Assignment(header["id"], header["kind"], header["quick"], request)
         (self.quick if job.quick else self.long).append(job)
         self.available.release()
 
@@ -166,25 +166,22 @@ class Worker:
 
     def run(self, job: Assignment) -> None:
         """Runs a job and sends its result or error."""
-        from vitrail.app.server.tasks import KINDS, Request
+        from vitrail.app.server.tasks import run
 
         send(self.pipe, {"event": "started", "job": job.id})
-        request = Request(job.model, job.picture, job.image, job.fields, self.cache, job.seconds)
+        view, blob = self.views[job.request.model], b""
         try:
             self._check_cancelled(job)
-            answer = KINDS[job.kind](self.views[job.model], request, lambda event, data: self.report(job, event, data))
-            if isinstance(answer, bytes):
-                header, blob = {"event": "done", "type": "image/png"}, answer
-            else:
-                header, blob = {"event": "done", "type": "application/json"}, to_json(answer)
+            media_type, blob = run(job.kind, view, job.request, partial(self.report, job))
+            header = {"event": "done", "type": media_type}
         except Cancelled:
-            header, blob = {"event": "cancelled"}, b""
+            header = {"event": "cancelled"}
         except VitrailError as error:
-            header, blob = {"event": "failed", "error": str(error)}, b""
+            header = {"event": "failed", "error": str(error)}
         except Exception as error:  # no check anticipated these values: the client gets a sentence, the log a traceback
             traceback.print_exc()
             message = f"{job.kind} failed with these values ({type(error).__name__}): try others, or smaller ones."
-            header, blob = {"event": "failed", "error": message}, b""
+            header = {"event": "failed", "error": message}
         del self.assignments[job.id]
         send(self.pipe, {**header, "job": job.id}, blob)
 
