@@ -210,7 +210,7 @@ def run(
         view = load_model(replace(spec, options={"device": device, **spec.options}))
         if cluster is None:
             text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
-            console.print(f"[dim]{escape(text)}[/]", soft_wrap=True)
+            console.print(text, style="dim", markup=False, soft_wrap=True)
         return view
 
     where = f"[bold]{escape(str(out))}[/]"
@@ -234,11 +234,9 @@ def run(
     except VitrailError as error:
         if board.started or isinstance(error.__cause__, OSError):
             rows = store.rows(["image"])
-            console.print(
-                f"The run stopped early: {plural(rows['image'].nunique(), 'image')} with {plural(len(rows), 'row')} "
-                f"measured so far, kept in {where}; the same command resumes.",
-                soft_wrap=True,
-            )
+            measured = f"{plural(rows['image'].nunique(), 'image')} with {plural(len(rows), 'row')} measured so far"
+            text = f"The run stopped early: {measured}, kept in {where}; the same command resumes."
+            console.print(text, soft_wrap=True)
         raise
     if not live:
         console.print(final)
@@ -248,9 +246,8 @@ def run(
 
 def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:
     images, rows = plural(outcome.images, "image"), plural(outcome.rows, "row")
-    console.print(
-        f"{images} measured, {outcome.known} known before: {rows} in {outcome.seconds:.0f} s.", soft_wrap=True
-    )
+    summary = f"{images} measured, {outcome.known} known before: {rows} in {outcome.seconds:.0f} s."
+    console.print(summary, soft_wrap=True)
     if outcome.failed:
         before = f" ({outcome.failed_before} in an earlier call: use --retry)" if outcome.failed_before else ""
         failures = f"[red]{plural(outcome.failed, 'row')} could not be measured[/]{before}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from PIL import Image
 
 COLOURS = {"insertion": "#0b7a75", "deletion": "#b5432a"}
@@ -16,7 +16,7 @@ def curve_picture(curves: Mapping[str, Sequence[float]], values: Mapping[str, fl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 3.6), dpi=150, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name, points in curves.items():
         share = [100 * i / (len(points) - 1) for i in range(len(points))]
@@ -28,5 +28,7 @@ def curve_picture(curves: Mapping[str, Sequence[float]], values: Mapping[str, fl
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    canvas.draw()
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    buffer.seek(0)
+    return Image.open(buffer).convert("RGB")

@@ -90,5 +90,5 @@ def _cut(line: str, width: int, face: ImageFont.FreeTypeFont) -> str:
 
 def _fitting_length(text: str, width: int, face: ImageFont.FreeTypeFont) -> int:
     """The number of leading characters that fit, by bisection: labels can be thousands of characters long."""
-    longer = bisect_right(range(len(text) + 1), width, key=lambda length: face.getlength(text[:length]))
+    longer = bisect_right(range(len(text) + 1), float(width), key=lambda length: face.getlength(text[:length]))
     return max(0, longer - 1)
