@@ -1,4 +1,4 @@
-"""Whether the values of a map agree with what the network loses without the cells they stand for."""
+"""Agreement: do the values of a map predict how far the score falls without the corresponding cells?"""
 
 from __future__ import annotations
 

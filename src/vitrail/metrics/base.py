@@ -28,7 +28,7 @@ MODULES = "perturbation imputation tokens agreement localization boxes complexit
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """What is known of a metric before it runs."""
+    """The description of a metric."""
 
     name: str
     family: str
@@ -42,10 +42,10 @@ class MetricInfo:
 
 @dataclass(frozen=True)
 class Scored:
-    """What a metric found for one map: a value (NaN = it does not apply), the curve it is the area of, and ``parts``.
+    """The score of one map: a value (NaN = not applicable), the curve it is the area under, and ``parts``.
 
-    ``parts`` are the numbers from which the value of a whole data set is made, where that is not the mean of values;
-    ``extras["ties"]`` is the share of cells among which only the seed decides, where a metric asks for their order.
+    ``parts`` are the numbers from which the value of a data set is computed, where that is not the mean of values;
+    ``extras["ties"]`` is the share of cells whose order only the seed decides, where a metric depends on the order.
     """
 
     value: float
@@ -59,7 +59,7 @@ NOT_APPLICABLE = Scored(float("nan"))
 
 @dataclass
 class Case:
-    """One map to measure: the image it explains, the class, and what is known to be there.
+    """A map to measure, with its image, the explained class and annotations.
 
     ``region`` (H, W) shows the objects of the explained class at the model input, ``others`` those of other classes,
     ``ignore`` pixels of unknown class; ``boxes`` are the objects' boxes at the model input.

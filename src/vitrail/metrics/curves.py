@@ -1,7 +1,7 @@
 """Insertion and deletion curves: an order of removal, what replaces removed cells, what is read.
 
-Orders are ranks: a cell is changed at step t where its rank is below the step's count. So a curve is made on the
-device without a loop over pixels, and several curves of several images share their chunks.
+Orders are ranks: a cell is changed at step t if its rank is below the step's count. A curve is thus computed on the
+device without a loop over pixels, and curves of several images share chunks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics of how a map bears small changes of the image: max-sensitivity and infidelity (Yeh et al. 2019)."""
+"""Robustness to small changes of the image: max-sensitivity and infidelity (Yeh et al. 2019)."""
 
 from __future__ import annotations
 

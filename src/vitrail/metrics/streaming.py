@@ -1,4 +1,4 @@
-"""Metrics for people's own loops, with torchmetrics' verbs."""
+"""Metrics with the interface of torchmetrics, for training and evaluation loops."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from vitrail.targets import ClassSpec
 
 
 class Running(TorchMetric):
-    """A metric with torchmetrics' verbs: ``update`` with each batch, ``compute`` for the mean and its interval.
+    """A metric with the interface of torchmetrics: ``update`` with each batch, ``compute`` for mean and interval.
 
-    ``update`` takes what ``measure`` takes after the model. The values are a state that torchmetrics gathers over
-    processes.
+    ``update`` takes the arguments of ``measure`` after the model. The values are synchronised across processes.
     """
 
     full_state_update = False

@@ -258,18 +258,14 @@ class _Run:
             if call and call not in planned and (_factory(method) is not None or method not in names)
         ]
 
-    def _is_old(self, rows: pd.DataFrame) -> Bools:
+    def _is_old(self, rows: pd.DataFrame) -> pd.Series[bool]:
         """Rows of an older version of a method or metric that has rows of the present version, too."""
         metrics = {column.call: column.metric for column in self.columns}
-        kinds = list(zip(rows["method"], rows["params"], rows["column"], rows["explained"], strict=True))
-        work = {kind: _work(kind[0], kind[1], metrics.get(kind[2]), kind[3]) for kind in set(kinds)}
-        identities = zip(rows["image_hash"], rows["model_hash"], kinds, strict=True)
-        present = [
-            work[kind] is not None and hash_of(str(digest), str(model), work[kind] or "") == key
-            for key, (digest, model, kind) in zip(rows["key"], identities, strict=True)
-        ]
-        renewed = {kind for kind, is_present in zip(kinds, present, strict=True) if is_present}
-        return np.array([kind in renewed for kind in kinds], dtype=bool) & ~np.array(present, dtype=bool)
+        kinds = [rows[name] for name in ("method", "params", "column", "explained")]
+        work = {kind: _work(*kind[:2], metrics.get(kind[2]), kind[3]) for kind in set(zip(*kinds, strict=True))}
+        hashes = zip(rows["image_hash"], rows["model_hash"], zip(*kinds, strict=True), strict=True)
+        present = rows["key"] == [hash_of(str(image), str(model), work[kind] or "") for image, model, kind in hashes]
+        return present.groupby(kinds, dropna=False).transform("any") & ~present
 
     def methods(self) -> list[str]:
         present = list(self.good["call"].unique())
