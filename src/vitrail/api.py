@@ -95,8 +95,8 @@ def explain(
         image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch returns a list.
         method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
         target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
-            models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group of
-            classes, the similarity to another image, any function.
+            models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group
+            of classes, the similarity to another image, any function.
         against: explain the target as opposed to this class or target.
         batch_size: images per batch; None = by device.
         params: parameters of the method.
@@ -105,7 +105,7 @@ def explain(
         raise VitrailError("shape= is a parameter of a method's attribute(): use heatmap() for the map on the image.")
     view = as_view(model)
     several = isinstance(image, list | tuple) or (isinstance(image, Tensor) and image.ndim == 4)
-    sources = list(image) if several else [image]  # type: ignore[arg-type]
+    sources: list[Any] = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
     with own_modes():

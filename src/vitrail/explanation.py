@@ -305,6 +305,7 @@ class Explanation:
         if self.split is None:
             return None
         output = self.params.get("output") or getattr(self._method_class(), "output", "logit")
+        output = output if self.measure == "probability" else self.measure
         output = f"{output} difference" if self.against is not None else output
         parts = [f"{name} {value:+.2f}" for name, value in self.split.items() if name != "score"]
         equals = "≈" if self.extras.get("completeness_gap", 0.0) > 0.01 else "="
