@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import pytest
@@ -42,6 +43,7 @@ DIVERSE = [
 MORE = few([name for name in FAMILIES if name not in (*DIVERSE, *PAIRED)], 6)
 
 
+@functools.cache
 def split_by_vitrail(name: str, measure: Measure = "cosine", layer: int = 0, token: int | None = None) -> Pairs:
     """Of the first two pictures, in double precision."""
     images, view = batch(name, 2), viewed(name)[2]
@@ -50,6 +52,7 @@ def split_by_vitrail(name: str, measure: Measure = "cosine", layer: int = 0, tok
         return Scheduler().run([ask_pairs(sides[0], sides[1], layer, bar)])[0]
 
 
+@functools.cache
 def vectors(name: str, which: int, layer: int, cosine: bool, patch: int | None = None) -> tuple[Tensor, Tensor]:
     family, module, _ = viewed(name)
     tokens, bias = decompose_embedding(family, module, batch(name, 2)[which : which + 1], layer, cosine, patch)
@@ -62,10 +65,11 @@ def cosine_of(name: str) -> float:
     return float(F.cosine_similarity(*expected_embedding(family, module, batch(name, 2)), dim=0))
 
 
-@pytest.mark.parametrize("measure", ["cosine", "dot"])
-@pytest.mark.parametrize("name", [*DIVERSE, *MORE])
-def test_pairs_against_the_literal_decomposition(name: str, measure: Measure) -> None:
-    layer = 0 if measure == "cosine" else 1
+@pytest.mark.parametrize(
+    ("name", "measure", "layer"),
+    [(name, "cosine", 0) for name in [*DIVERSE, *MORE]] + [(name, "dot", 1) for name in DIVERSE[::3]],
+)
+def test_pairs_against_the_literal_decomposition(name: str, measure: Measure, layer: int) -> None:
     sides = [vectors(name, which, layer, measure == "cosine") for which in (0, 1)]
     shares, rest = split(*sides, FAMILIES[name].prefix)
     result = split_by_vitrail(name, measure, layer)
@@ -78,7 +82,7 @@ def test_pairs_against_the_literal_decomposition(name: str, measure: Measure) ->
     assert total == pytest.approx(expected, rel=0, abs=1e-9 * max(1.0, float(shares.abs().sum())))
 
 
-@pytest.mark.parametrize("name", ["timm_vit_not_square", "timm_vit_avg", "timm_dinov2_reg4", "hf_clip_text"])
+@pytest.mark.parametrize("name", ["timm_vit_avg", "timm_dinov2_reg4", "hf_clip_text"])
 def test_pairs_with_one_patch_of_the_other_image(name: str) -> None:
     family = FAMILIES[name]
     patch = family.patches - 2
@@ -97,10 +101,9 @@ def test_pairs_with_one_patch_of_the_other_image(name: str) -> None:
     assert ex.probability == pytest.approx(float(shares.sum()) + rest, abs=1e-9)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("name", DIVERSE)
+@pytest.mark.parametrize(("name", "layer"), [(name, 0) for name in DIVERSE] + [("timm_vit_not_square", 1)])
 def test_rows_and_the_rest_of_the_other_image_are_the_map_of_decompx(name: str, layer: int) -> None:
-    """A row of pairs is what a patch has in common with the patches of the other image: its prefix and biases remain."""
+    """A row is what a patch has in common with the patches of the other image; its prefix and biases remain."""
     family, _, view = viewed(name)
     (tokens, _), (others, bias) = (vectors(name, which, layer, True) for which in (0, 1))
     rest = tokens[family.prefix :] @ (others[: family.prefix].sum(0) + bias)
@@ -110,9 +113,11 @@ def test_rows_and_the_rest_of_the_other_image_are_the_map_of_decompx(name: str, 
     asked = compared(view, {"other": other}, "cosine")
     expected = build_method("decompx", asked, start_layer=layer).attribute(images[:1], 0)[0]
     assert relative(rows, expected.flatten()) < 1e-9
-    ex = vitrail.explain(view, images[0], "decompx", Similarity(images[1]), start_layer=layer)
-    assert relative(ex.map, expected.float()) < 1e-6
-    assert ex.extras["completeness_gap"] < 1e-9
+    if layer == 1:
+        ex = vitrail.explain(view, images[0], "decompx", Similarity(images[1]), start_layer=layer)
+        assert relative(ex.map, expected.float()) < 1e-6
+        assert relative(ex.pairs, split_by_vitrail(name, layer=layer).shares.float()) < 1e-6
+        assert ex.extras["completeness_gap"] < 1e-9
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-9), (torch.float32, 1e-5)])
@@ -134,7 +139,7 @@ def test_an_explanation_holds_pairs_that_add_up_to_its_score(name: str, dtype: t
 def test_pairs_do_not_depend_on_how_channels_are_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = split_by_vitrail("timm_vit_not_square")
     monkeypatch.setattr(pairs, "CHANNELS", {"cpu": 5})
-    assert close(split_by_vitrail("timm_vit_not_square").shares, expected.shares, 1e-12)
+    assert close(split_by_vitrail.__wrapped__("timm_vit_not_square").shares, expected.shares, 1e-12)
 
 
 def test_every_image_of_a_batch_has_its_own_pairs() -> None:

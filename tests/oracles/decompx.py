@@ -41,8 +41,8 @@ def decompose_embedding(
 ) -> tuple[Tensor, Tensor]:
     """The vectors (B, n, D) of the tokens of x_start in what the head reads, and that of the biases (B, D).
 
-    `cosine`: the embedding has the length 1, by which its parts are divided. `patch`: the token of this patch is read in
-    place of what the head pools.
+    `cosine`: the parts are divided by the length of the embedding. `patch`: the token of this patch is read in place of
+    what the head pools.
     """
     recipe = describe(family, module, images)
     stream, readout = _encoded(recipe, start_layer), recipe.readout
