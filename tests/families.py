@@ -294,6 +294,10 @@ _add_huggingface("hf_dinov3_avg", _dinov3(), prefix=3, grid=(3, 4), pool="avg")
 _add_huggingface("hf_dinov3_gated", _dinov3(use_gated_mlp=True, hidden_act="silu"), prefix=3, grid=(3, 4), pool="token")
 
 
+# Their head reads two tokens with two linear layers, so there is no single embedding.
+PAIRED = ("timm_deit_distilled", "hf_deit_teacher")
+
+
 def _torchvision_swin(version: int) -> nn.Module:
     from torchvision.models import swin_transformer as swin
 
@@ -416,6 +420,22 @@ def expected_logits(family: Family, module: nn.Module, images: Tensor) -> Tensor
     if family.pool is None:
         output = module(images)
         return output.logits if family.library == "hf" else output
-    tokens = module(images).last_hidden_state if family.library == "hf" else module.forward_features(images)
-    pooled = tokens[:, 0] if family.pool == "token" else tokens[:, family.prefix :].mean(dim=1)
-    return family.wrap(module)["head"](pooled)
+    return family.wrap(module)["head"](expected_embedding(family, module, images))
+
+
+@torch.no_grad()
+def expected_embedding(family: Family, module: nn.Module, images: Tensor) -> Tensor:
+    """(B, D): what the module's own head reads; of two towers what is compared with texts, before it has length 1."""
+    if family.reads_texts:
+        return module.get_image_features(pixel_values=images).pooler_output
+    if family.pool is not None:
+        tokens = module(images).last_hidden_state if family.library == "hf" else module.forward_features(images)
+        return tokens[:, 0] if family.pool == "token" else tokens[:, family.prefix :].mean(dim=1)
+    if family.library == "timm":
+        return module.forward_head(module.forward_features(images), pre_logits=True)
+    read: list[Tensor] = []
+    head = module.classifier if family.library == "hf" else module.heads.head
+    hook = head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    module(images)
+    hook.remove()
+    return read[0]

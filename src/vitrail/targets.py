@@ -8,9 +8,10 @@ know classes alone, as a ``Target``.
 from __future__ import annotations
 
 import fnmatch
+import operator
 from collections.abc import Callable as Function
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.models.labels import plain_name
+from vitrail.models.labels import is_number, plain_name, plain_names
 from vitrail.models.questions import Answer, Measure, answering, compared, embed, grouped
 from vitrail.models.view import View
 
@@ -68,7 +69,7 @@ class Group(BeyondClass):
     it is the probability that any of them applies, all being independent.
     """
 
-    classes: Sequence[int | str] | str
+    classes: Collection[int | str] | str
     name: str | None = None
 
     @classmethod
@@ -83,6 +84,8 @@ class Group(BeyondClass):
 
     def members(self, view: View) -> list[int]:
         """The indices of the classes."""
+        if not isinstance(self.classes, Collection):
+            raise VitrailError(f"a group is a list of classes, or their names as a text, but got {self.classes!r}.")
         entries = self.classes.split(",") if isinstance(self.classes, str) else list(self.classes)
         indices: dict[int, None] = {}
         for entry in entries:
@@ -101,8 +104,8 @@ class Group(BeyondClass):
             return self.name
         if isinstance(self.classes, str):
             return self.classes
-        members = self.members(view)
-        return view.label(members[0]) if len(members) == 1 else f"any of {len(members)} classes"
+        first, *others = (view.label(index).partition(",")[0] for index in self.members(view))
+        return " or ".join([first, *(others if len(others) < 2 else [f"{len(others)} other classes"])])
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,16 +115,17 @@ class Similarity(BeyondClass):
     An embedding is what the head reads; ``patch=(row, column)``: of the other image, the token of this patch.
     """
 
-    other: str | PathLike[str] | Image.Image | np.ndarray[Any, Any] | Tensor
+    other: str | PathLike[str] | Image.Image | np.ndarray[Any, Any] | Tensor = field(repr=False)
     measure: Measure = "cosine"
     patch: tuple[int, int] | None = None
     name: str | None = None
 
     @classmethod
     def pose(cls, view: View, questions: Sequence[Similarity], see: See) -> tuple[View, list[int]]:
-        measures = {question.measure for question in questions}
-        if len(measures) > 1 or not measures <= {"cosine", "dot"}:
-            raise VitrailError(f'measure must be "cosine" or "dot", the same for both images, but got {measures}.')
+        measures = [question.measure for question in questions]
+        if measures[0] not in ("cosine", "dot") or measures[0] != measures[-1]:
+            named = " and ".join(map(repr, measures))
+            raise VitrailError(f'measure must be "cosine" or "dot", the same for both images, but got {named}.')
         embeddings = {}
         for number, question in enumerate(questions):
             name = question.title("the other image" if len(questions) == 1 else f"image {number + 1}")
@@ -136,9 +140,13 @@ class Similarity(BeyondClass):
 
     def token(self, view: View) -> int | None:
         """The number of the token that ``patch`` is."""
-        if self.patch is None:
+        if self.patch is None or not view.has_tokens:
             return None
-        (row, column), (rows, columns) = self.patch, view.grid
+        rows, columns = view.grid
+        try:
+            row, column = map(operator.index, self.patch)
+        except (TypeError, ValueError):
+            raise VitrailError(f"patch must be two integers, (row, column), but got {self.patch!r}.") from None
         if not (0 <= row < rows and 0 <= column < columns):
             raise VitrailError(f"{view.name} has {rows} × {columns} patches, so there is no patch {self.patch}.")
         return view.num_prefix + row * columns + column
@@ -154,7 +162,8 @@ class Callable(BeyondClass):
     """Any function of what the network computes → a number for each image, (B,).
 
     It gets the tokens (B, n, d) after the final norm, the pooled vectors (B, D) that the head reads and the logits
-    (B, C). Methods that use gradients differentiate it. Models that cannot be seen into give None for the first two.
+    (B, C). Methods that use gradients differentiate it. Methods that remove patches leave their tokens out. Models that
+    cannot be seen into give None for the first two.
     """
 
     function: Answer
@@ -165,7 +174,9 @@ class Callable(BeyondClass):
         if len(questions) > 1:
             raise VitrailError("a function is explained by itself: let it return the difference in place of against=.")
         function = questions[0].function
-        name = questions[0].name or getattr(function, "__name__", None) or type(function).__name__
+        if not callable(function):
+            raise VitrailError(f"a function of (tokens, pooled, logits) was expected, but got {function!r}.")
+        name = questions[0].name or str(getattr(function, "__name__", "function")).replace("<lambda>", "function")
         return answering(view, function, name), [0]
 
 
@@ -184,11 +195,10 @@ def pose(view: View, target: Any, against: Any, see: See) -> tuple[View, ClassSp
     if kind is Group and target is None:  # the predicted class
         return kind.pose(view, [against], see)[0], None, 0
     if kind is Group and against is not None:  # a class is a group of itself
-        questions = [spec if isinstance(spec, Group) else Group([spec]) for spec in (target, against)]
-    if target is None or (against is not None and {type(question) for question in questions} != {kind}):
-        raise VitrailError(f"{target!r} cannot be opposed to {against!r}: both must be questions of one kind.")
-    if against is not None and len(questions) < 2:
-        raise VitrailError(f"a {kind.__name__} can only be opposed to another {kind.__name__}, but got {against!r}.")
+        questions = [spec if isinstance(spec, BeyondClass) else Group([spec]) for spec in (target, against)]
+    if against is not None and [type(question) for question in questions] != [kind, kind]:
+        first, second = (_called(spec) for spec in (target, against))
+        raise VitrailError(f"{first} cannot be opposed to {second}: both must be questions of one kind.")
     posed, indices = kind.pose(view, questions, see)
     return posed, indices[0], indices[1] if len(indices) > 1 else None
 
@@ -197,7 +207,7 @@ def read_groups(path: str | Path) -> dict[str, Group]:
     """Groups from a text file with a line ``name: class, class, …`` for each; # starts a comment."""
     groups: dict[str, Group] = {}
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise VitrailError(f"cannot read the groups of {path}: {error}.") from None
     for number, line in enumerate(lines, 1):
@@ -222,16 +232,32 @@ def _plain(view: View, spec: Any) -> Any:
                 f"{view.name} is a classifier and reads no texts: ask about one of its classes, or load a model of "
                 "images and texts with prompts=."
             )
+        if is_number(spec.prompt):
+            raise VitrailError(f"the prompt {spec.prompt!r} would be the number of a class: write it in words.")
         return spec.prompt
+    if isinstance(spec, list | tuple):
+        for item in spec:
+            if isinstance(item, BeyondClass | Contrast):
+                raise VitrailError(f"{_called(item)} is a question about all images: give it alone, not in a list.")
+        return [_plain(view, item) for item in spec]
     return spec.name if isinstance(spec, Class) else spec
+
+
+def _called(spec: Any) -> str:
+    """A target, as text."""
+    if isinstance(spec, BeyondClass | Contrast):
+        return f"a {type(spec).__name__}"
+    return "the predicted class" if spec is None else repr(spec)
 
 
 def _matching(view: View, entry: int | str) -> list[int]:
     """The classes that an index, a name or a pattern means."""
     if isinstance(entry, str) and any(sign in entry for sign in "*?["):
         wanted = plain_name(entry)
-        labels = [] if view.labels is None else [plain_name(label) for label in view.labels]
-        matches = [index for index, label in enumerate(labels) if fnmatch.fnmatchcase(label, wanted)]
+        if view.labels is None:
+            raise VitrailError(f"{view.name} has no class names that {entry!r} could match: give numbers, or labels=.")
+        names = plain_names(tuple(view.labels))  # with synonyms
+        matches = [i for i, parts in enumerate(names) if any(fnmatch.fnmatchcase(part, wanted) for part in parts)]
         if not matches:
             raise VitrailError(f"no class of {view.name} matches {entry!r}.")
         return matches
@@ -300,7 +326,7 @@ class Target:
         """The target with the predicted classes filled in."""
         if self.index is not None:
             return self
-        index = view.class_scores(logits).argmax(1)
+        index = view.predicted(logits)
         against = None if self.against is None else self.against.to(index.device)
         return Target(index, against).checked(view)
 

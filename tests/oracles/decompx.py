@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from tests.families import Family
 from tests.oracles.attention import attention_weights, join_heads, pool_weights, run_block, split_heads
-from tests.oracles.recipe import Affine, AttentionPool, Block, Mlp, Readout, describe
+from tests.oracles.recipe import Affine, AttentionPool, Block, Mlp, Readout, Recipe, Unit, describe
 from torch import Tensor, nn
 
 
@@ -26,6 +26,38 @@ class Stream(NamedTuple):
 def decompose(family: Family, module: nn.Module, images: Tensor, start_layer: int) -> tuple[Tensor, Tensor]:
     """Shares of the tokens of x_start in every logit (B, n, C), and the biases' share (B, C); start_layer is 0..L."""
     recipe = describe(family, module, images)
+    logits = _read_out(recipe.readout, _encoded(recipe, start_layer), recipe.prefix)
+    return logits.parts[:, 0, :-1], logits.parts[:, 0, -1]
+
+
+@torch.no_grad()
+def decompose_embedding(
+    family: Family,
+    module: nn.Module,
+    images: Tensor,
+    start_layer: int = 0,
+    cosine: bool = True,
+    patch: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The vectors (B, n, D) of the tokens of x_start in what the head reads, and that of the biases (B, D).
+
+    `cosine`: the parts are divided by the length of the embedding. `patch`: the token of this patch is read in place of
+    what the head pools.
+    """
+    recipe = describe(family, module, images)
+    stream, readout = _encoded(recipe, start_layer), recipe.readout
+    if patch is None:
+        pooled = _pooled(readout, stream, recipe.prefix)
+    else:
+        pooled = _rows(_norm(readout.norm, stream), slice(recipe.prefix + patch, recipe.prefix + patch + 1))
+    pooled = _projected(readout, pooled)
+    if cosine:
+        pooled = _norm(Unit(pooled.x[0, 0]), pooled)
+    return pooled.parts[:, 0, :-1], pooled.parts[:, 0, -1]
+
+
+def _encoded(recipe: Recipe, start_layer: int) -> Stream:
+    """The tokens after the last block, as parts of those of x_start."""
     x = recipe.tokens
     for block in recipe.blocks[:start_layer]:
         x, _ = run_block(block, x)
@@ -36,8 +68,7 @@ def decompose(family: Family, module: nn.Module, images: Tensor, start_layer: in
     stream = _checked(x, parts)
     for block in recipe.blocks[start_layer:]:
         stream = _block(block, stream)
-    logits = _read_out(recipe.readout, stream, recipe.prefix)
-    return logits.parts[:, 0, :n], logits.parts[:, 0, n]
+    return stream
 
 
 def _checked(x: Tensor, parts: Tensor) -> Stream:
@@ -143,21 +174,27 @@ def _attention_pool(pool: AttentionPool, patches: Stream) -> Stream:
 
 
 def _read_out(readout: Readout, stream: Stream, prefix: int) -> Stream:
+    if readout.pool == "pair":
+        tokens = _norm(readout.norm, stream)
+        first, second = (_linear(readout.heads[i], _rows(tokens, slice(i, i + 1))) for i in (0, 1))
+        return _scale(0.5, _add(first, second))
+    pooled = _projected(readout, _pooled(readout, stream, prefix))
+    return _linear(readout.heads[0], _norm(readout.unit, pooled))
+
+
+def _pooled(readout: Readout, stream: Stream, prefix: int) -> Stream:
     tokens = _norm(readout.norm, stream)
     first, patches = _rows(tokens, slice(0, 1)), _rows(tokens, slice(prefix, None))
-    if readout.pool == "pair":
-        second = _rows(tokens, slice(1, 2))
-        return _scale(0.5, _add(_linear(readout.heads[0], first), _linear(readout.heads[1], second)))
     if readout.pool == "attention":
-        pooled = _attention_pool(readout.attention, patches)
-    elif readout.pool == "token_avg":
+        return _attention_pool(readout.attention, patches)
+    if readout.pool == "token_avg":
         mean = _mean(patches)
-        pooled = _checked(torch.cat([first.x, mean.x], dim=-1), torch.cat([first.parts, mean.parts], dim=-1))
-    elif readout.pool == "avgmax":
-        pooled = _scale(0.5, _add(_max(patches), _mean(patches)))
-    else:
-        pooled = {"token": lambda: first, "avg": lambda: _mean(patches), "max": lambda: _max(patches)}[readout.pool]()
+        return _checked(torch.cat([first.x, mean.x], dim=-1), torch.cat([first.parts, mean.parts], dim=-1))
+    if readout.pool == "avgmax":
+        return _scale(0.5, _add(_max(patches), _mean(patches)))
+    return {"token": lambda: first, "avg": lambda: _mean(patches), "max": lambda: _max(patches)}[readout.pool]()
+
+
+def _projected(readout: Readout, pooled: Stream) -> Stream:
     pooled = _norm(readout.pooled_norm, pooled)
-    if readout.projection is not None:
-        pooled = _linear(readout.projection, pooled)
-    return _linear(readout.heads[0], _norm(readout.unit, pooled))
+    return pooled if readout.projection is None else _linear(readout.projection, pooled)

@@ -6,10 +6,23 @@ import functools
 
 import pytest
 import torch
-from tests.families import FAMILIES, HIERARCHICAL, OPAQUE, Family, build, expected_logits, few, find, images
+from tests.families import (
+    FAMILIES,
+    HIERARCHICAL,
+    OPAQUE,
+    PAIRED,
+    Family,
+    build,
+    expected_embedding,
+    expected_logits,
+    few,
+    find,
+    images,
+)
 from tests.oracles.attention import attention_maps, pool_map, readout, rollout, run_blocks
-from tests.oracles.decompx import decompose, gate_of
+from tests.oracles.decompx import decompose, decompose_embedding, gate_of
 from tests.oracles.masked_forward import masked_logits
+from tests.oracles.pairs import split
 from tests.oracles.recipe import describe
 from torch import Tensor, nn
 
@@ -136,3 +149,16 @@ def test_gates_times_input_are_the_activations(name: str) -> None:
     z = torch.linspace(-6, 6, 49, dtype=torch.float64)
     for block in describe(family, module, x).blocks:
         torch.testing.assert_close(gate_of(block.mlp.act, z) * z, block.mlp.act(z))
+
+
+@pytest.mark.parametrize("name", few([name for name in FAMILIES if name not in PAIRED], 2))
+def test_vectors_add_up_to_the_embedding_and_pairs_to_the_similarity(name: str) -> None:
+    family, module, x = case(name)
+    expected = expected_embedding(family, module, x)
+    vectors, bias = decompose_embedding(family, module, x, 1, cosine=False)
+    torch.testing.assert_close(vectors.sum(1) + bias, expected)
+    vectors, bias = decompose_embedding(family, module, x, 0, cosine=True)
+    torch.testing.assert_close(vectors.sum(1) + bias, nn.functional.normalize(expected, dim=1))
+    shares, rest = split((vectors[0], bias[0]), (vectors[1], bias[1]), family.prefix)
+    assert shares.shape == (family.patches, family.patches)
+    assert float(shares.sum()) + rest == pytest.approx(float(nn.functional.cosine_similarity(*expected, dim=0)))

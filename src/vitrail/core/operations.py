@@ -158,7 +158,8 @@ class Walk:
         if head.dense is not None:
             pooled = self.linear(pooled, head.dense, layer)
             pooled = pooled if head.activation is None else self.rule.activate(pooled, head.activation)
-        pooled = self.norm(pooled, head.unit, layer)
+        # embeddings of other images are in single precision, whatever that of the model is
+        pooled = self.norm(pooled.to(head.linears[0].weight.dtype), head.unit, layer)
         logits = self.linear(pooled, head.linears[0], layer)
         return logits if head.answer is None else head.answer(x, pooled, logits)[:, None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,18 +47,24 @@ class VitShapley(TokenMethod):
 
     def __post_init__(self) -> None:
         check_parameters(type(self), {**self.params, "shape": self.shape})
-        reason = self.unsupported(self.model) if self.explainer is None else super().unsupported(self.model)
+        known = untrained(self.model) or super().unsupported(self.model)
+        reason = self.unsupported(self.model) if self.explainer is None else known
         refuse_unsupported(self.info.name, reason, self.model)
         path = embedded_explainer(self.model) if self.explainer is None else Path(self.explainer).expanduser()
         assert path is not None
         self.network = Explainer.read(path)
-        self.network.card.check(self.model, path)
+        self.network.card.check(self.classes, path)
         # Another explainer gives other maps: stored results of the one before are computed again.
         self.version = self.network.checksum()  # type: ignore[misc]
 
+    @property
+    def classes(self) -> View:
+        """The model with the classes that the explainer was trained for."""
+        return replace(self.model, groups=(), question=None)
+
     @classmethod
     def unsupported(cls, model: View) -> str | None:
-        reason = super().unsupported(model)
+        reason = untrained(model) or super().unsupported(model)
         if reason or embedded_explainer(model):
             return reason
         return "it needs an explainer of this model, which `vitrail train-explainer` makes: give it with explainer="
@@ -73,8 +79,9 @@ class VitShapley(TokenMethod):
         target = target.resolved(self.model, trace.logits)
         network = self.network.to(trace.logits)
         with torch.no_grad():
-            full, empty = self.model.probabilities(trace.logits), network.empty.expand(len(batch), -1)  # (B, K)
-            values = efficient(network(self.model, trace, full), full - empty)  # (B, N, K)
+            full, empty = self.classes.probabilities(trace.logits), network.empty.expand(len(batch), -1)  # (B, K)
+            values = efficient(network(self.classes, trace, full), full - empty)  # (B, N, K)
+            full, empty, values = (self.model.sums_of_groups(part) for part in (full, empty, values))
         patches = of_class(values, target)
         extras = {
             "score": of_class(full, target),
@@ -229,6 +236,12 @@ class Explainer(nn.Module):
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise VitrailError(f"the explainer {path} holds NaN or infinite values.")
         return explainer.eval().requires_grad_(False)
+
+
+def untrained(model: View) -> str | None:
+    """Why no explainer knows the question that a view is for; it knows classes, and groups whose values are sums."""
+    known = model.output == "softmax" or all(len(group) == 1 for group in model.groups)
+    return None if known and model.output != "score" else "explainers are trained for the classes of a model alone"
 
 
 def class_directions(view: View) -> Tensor:

@@ -112,7 +112,7 @@ class Standing(Reading):
     def __call__(self, view: View, logits: Tensor, about: Tensor) -> Tensor:
         logits = at_least_single(logits)
         values = [view.probabilities(logits).gather(1, about), view.log_probabilities(logits).gather(1, about)]
-        return torch.cat([*(v.double() for v in values), view.class_scores(logits).argmax(1, keepdim=True)], dim=1)
+        return torch.cat([*(v.double() for v in values), view.predicted(logits)[:, None]], dim=1)
 
 
 def top_is_true(case: Case, points: Tensor) -> Tensor:

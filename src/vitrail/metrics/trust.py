@@ -54,10 +54,10 @@ class Trust:
     def words(self, name: str, percent: bool = True) -> str:
         """The result as text; ``name``: the class that the probability is of, or (not ``percent``) another score."""
         values = [self.probability - fall for fall in (0, self.drop, self.random_drop)]
-        before, top, random = (
-            f"{max(0.0, value):.0%}" if percent else f"{value:.2f}".replace("-", "−") for value in values
+        agreement, low, high, *scores = (
+            f"{value:.2f}".replace("-", "−") for value in (self.agreement, *self.interval, *values)
         )
-        agreement, low, high = (f"{value:.2f}".replace("-", "−") for value in (self.agreement, *self.interval))
+        before, top, random = (f"{max(0.0, value):.0%}" for value in values) if percent else scores
         text = (
             f"{self.score:.2f} – removing the top {REMOVED:.0%} of patches takes {name} from {before} to {top}, a "
             f"random {REMOVED:.0%} to {random}; agreement with {SUBSETS} subsets {agreement} [{low}, {high}]"
@@ -84,7 +84,7 @@ def ask_trust(case: Case, against: int | None = None, patch_share: float | None 
     probabilities = (yield from _probabilities(case, against, present)).double().cpu()
     whole, top, random = float(probabilities[0]), float(probabilities[1]), average(probabilities[2 : 2 + RANDOM])
     agreement = correlation(values.double()[subsets].sum(1), probabilities[-SUBSETS:])
-    removal = min(1.0, max(0.0, (random - top) / random)) if random > 0 else 0.0
+    removal = min(1.0, max(0.0, (random - top) / abs(random))) if random else 0.0
     return Trust(
         score=(removal + max(0.0, agreement)) / 2,
         drop=whole - top,
@@ -97,13 +97,14 @@ def ask_trust(case: Case, against: int | None = None, patch_share: float | None 
 
 
 def _probabilities(case: Case, against: int | None, present: Tensor) -> Asking[Tensor]:
-    """(M,): the probability with only the cells of each mask ``present`` (M, N)."""
+    """(M,): the probability, or what the view has in its place, with only the cells of each mask ``present`` (M, N)."""
     space: Space = "tokens" if case.view.has_tokens else "pixels"
     masks = present.unflatten(1, case.view.cells)
     if against is None:
         return (yield from ask_present(case, masks, space, ClassScore("probability"), (case.target,), "trust"))
     contrast = ClassScore("logit", contrast=True)
-    return (yield from ask_present(case, masks, space, contrast, (case.target, against), "trust")).sigmoid()
+    difference = yield from ask_present(case, masks, space, contrast, (case.target, against), "trust")
+    return difference if case.view.output == "score" else difference.sigmoid()
 
 
 def _blobs(cells: tuple[int, int], generator: torch.Generator) -> Tensor:

@@ -39,9 +39,11 @@ def ask(view: View, question: Mapping[str, Any]) -> View:
 
 def grouped(view: View, groups: Mapping[str, Sequence[int]]) -> View:
     """A view whose first classes are groups of classes, followed by the classes that are in no group."""
-    view = replace(view, groups=tuple(tuple(members) for members in groups.values()))
-    labels = (*groups, *(view.label(index) for index in view.ungrouped))
-    return view.asking({"kind": "groups", "groups": {name: list(members) for name, members in groups.items()}}, labels)
+    members = tuple(tuple(indices) for indices in groups.values())
+    taken = {index for indices in members for index in indices}
+    labels = (*groups, *(view.label(index) for index in range(view.num_classes) if index not in taken))
+    question = {"kind": "groups", "groups": {name: list(indices) for name, indices in groups.items()}}
+    return view.asking(question, labels, groups=members)
 
 
 def embedding(view: View, measure: Measure, token: int | None = None) -> ViT:
@@ -71,7 +73,7 @@ def answering(view: View, answer: Answer, name: str) -> View:
     question = {"kind": "function", "name": name}
     checked = partial(_checked, answer, name)
     if not isinstance(view, ViT):
-        return replace(view, answer=checked).asking(question, (name,), "score")
+        return view.asking(question, (name,), output="score", answer=checked)
     return _with_head(view, partial(replace, answer=checked), question, (name,))
 
 
@@ -80,8 +82,7 @@ def _with_head(
 ) -> ViT:
     if not isinstance(view, ViT):
         raise VitrailError(f"{view.name} has no embedding that can be compared: expected a plain Vision Transformer.")
-    asked = replace(view, describe=partial(_described, view.describe, change))
-    return asked.asking(question, labels, "score")
+    return view.asking(question, labels, output="score", describe=partial(_described, view.describe, change))
 
 
 def _described(describe: Callable[[], Architecture], change: Callable[[Head], Head]) -> Architecture:
@@ -104,14 +105,27 @@ def _comparing_head(head: Head, weights: Tensor, measure: Measure) -> Head:
             "a distilled model reads two tokens with two heads and has no single embedding: use a model with one head."
         )
     like = head.linears[0].weight
-    width = like.shape[1]
-    unit = Norm(width, 0.0, like.new_full((width,), width**-0.5), rms=True)  # x / |x|
-    return replace(head, linears=(Linear(weights.to(like), None),), unit=unit if measure == "cosine" else None)
+    # a copy: embeddings of images are no weights of the model, which may be drawn anew, and are not rounded to half
+    weights = weights.to(like.device, torch.promote_types(like.dtype, torch.float32), copy=True)
+    width = weights.shape[1]
+    unit = Norm(width, 0.0, weights.new_full((width,), width**-0.5), rms=True)  # x / |x|
+    return replace(head, linears=(Linear(weights, None),), unit=unit if measure == "cosine" else None)
 
 
 def _checked(answer: Answer, name: str, tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
-    values = answer(tokens, pooled, logits)
+    try:
+        values = answer(tokens, pooled, logits)
+    except (TypeError, AttributeError, LookupError, ValueError) as error:  # not RuntimeError: memory may have run out
+        blind = "" if tokens is not None else ", of a model that gives it no tokens and no pooled vectors"
+        raise VitrailError(f"{name} failed{blind} ({type(error).__name__}: {error}).") from error
     if not isinstance(values, Tensor) or tuple(values.shape) != (len(logits),) or not values.is_floating_point():
-        kind = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-        raise VitrailError(f"{name} must return floats of shape ({len(logits)},), one per image, but got {kind}.")
+        shape = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise VitrailError(
+            f"{name} must return a number for each image, floats of shape ({len(logits)},), not {shape}."
+        )
+    if torch.is_grad_enabled() and logits.requires_grad and not values.requires_grad:
+        raise VitrailError(
+            f"{name} cannot be differentiated: compute it with torch from its arguments, or use a method "
+            "that only asks for its values, such as rise."
+        )
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import operator
@@ -130,7 +131,7 @@ class View:
     @property
     def grid(self) -> tuple[int, int]:
         """(rows, columns) of patches."""
-        raise self._without_tokens("a grid")
+        raise self._without_tokens("grid")
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -216,12 +217,29 @@ class View:
         """
         if self.output == "score":
             return logits if self.answer is None else self.answer(None, None, logits)[:, None]
-        scores = torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
+        scores = _one_per_class(logits)
         if not self.groups:
             return scores
         any_of = _log_sum if self.output == "softmax" else _log_odds_of_any
         groups = [any_of(scores[:, list(group)]) for group in self.groups]
         return torch.cat([torch.stack(groups, 1), scores[:, self.ungrouped]], dim=1)
+
+    def sums_of_groups(self, values: Tensor) -> Tensor:
+        """(…, outputs) → (…, classes): probabilities, or parts of them, added up where classes are grouped."""
+        if not self.groups:
+            return values
+        sums = [values[..., list(group)].sum(-1, keepdim=True) for group in self.groups]
+        return torch.cat([*sums, values[..., self.ungrouped]], dim=-1)
+
+    def predicted(self, logits: Tensor) -> Tensor:
+        """(B,): the class with the largest logit; where classes are grouped, the group that this class is in."""
+        if not self.groups:
+            return self.class_scores(logits).argmax(1)
+        outputs = _one_per_class(logits)
+        places = torch.empty(outputs.shape[1], dtype=torch.long)
+        for place, members in enumerate([*self.groups, *((index,) for index in self.ungrouped)]):
+            places[list(members)] = place
+        return places.to(logits.device)[outputs.argmax(1)]
 
     @property
     def ungrouped(self) -> list[int]:
@@ -259,7 +277,7 @@ class View:
             raise VitrailError(f'output must be "logit" or "probability", but got {output!r}.')
         values = self.class_scores(logits) if output == "logit" else self.probabilities(logits)
         if target is None:
-            target = values.detach().argmax(1)
+            target = self.predicted(logits.detach())
         y = values.gather(1, target[:, None].to(values.device))[:, 0]
         return y if against is None else y - values.gather(1, against[:, None].to(values.device))[:, 0]
 
@@ -297,11 +315,11 @@ class View:
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
 
-    def asking(self, question: dict[str, Any], labels: Sequence[str] | None, output: Output | None = None) -> Self:
-        """A view of the same model for a question."""
+    def asking(self, question: dict[str, Any], labels: Sequence[str] | None, **changes: Any) -> Self:
+        """A view of the same model for a question; ``changes``: what else is different in it."""
         if self.question is not None:
             raise VitrailError(f"{self.name} is a view for a question already: ask its model, not the view.")
-        return replace(self, question=question, labels=labels, output=output or self.output, known_fingerprint=None)
+        return replace(self, question=question, labels=labels, known_fingerprint=None, **changes)
 
     def asked_about(self, *classes: Any) -> View:
         """A view that has these classes: this one, unless its classes are prompts."""
@@ -337,15 +355,20 @@ class View:
         return self
 
 
+def _one_per_class(logits: Tensor) -> Tensor:
+    """(B, C): a head with one output z has the classes −z and +z."""
+    return torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
+
+
 def _log_sum(scores: Tensor) -> Tensor:
     """(B, k) → (B,): the logit of a group of classes of which one applies."""
     return scores.logsumexp(1)
 
 
 def _log_odds_of_any(scores: Tensor) -> Tensor:
-    """(B, k) → (B,): the log-odds of 1 − Π (1 − σ(z)), log(exp(s) − 1) with s = Σ softplus(z)."""
-    total = F.softplus(scores).sum(1)
-    return total + torch.log(-torch.expm1(-total))
+    """(B, k) → (B,): the log-odds of 1 − Π (1 − σ(z)); those of a or b are log(exp a + exp b + exp(a + b))."""
+    first, *others = scores.unbind(1)
+    return functools.reduce(lambda a, b: torch.stack([a, b, a + b], 1).logsumexp(1), others, first)
 
 
 def _flat(state: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -57,6 +57,21 @@ class ViT(View):
     @cached_property
     def num_prefix(self) -> int:
         return self.architecture().embedding.prefix.shape[0]
+
+    @cached_property
+    def pools_patches(self) -> bool:
+        parts = self.architecture()
+        if parts.head.answer is None:
+            return parts.head.reads is None
+        if replace(parts.head, answer=None).reads is None:
+            return True
+        nothing = torch.empty(1, 0, dtype=torch.long, device=self.device)
+        try:
+            with torch.inference_mode():
+                answer = Walk(parts, keep=nothing).encode(parts.embedding.prefix[None])
+        except (VitrailError, RuntimeError):  # a function of the patches
+            return True
+        return not bool(answer.isfinite().all())
 
     @cached_property
     def patch_size(self) -> tuple[int, int]:
