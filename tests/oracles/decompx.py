@@ -117,8 +117,9 @@ def _block(block: Block, stream: Stream) -> Stream:
     weights = attention_weights(attention, normed.x)
     mixed = _mix(weights, _linear(attention.v, normed))
     branch = _linear(attention.out, _norm(attention.inner_norm, mixed))
-    stream = _add(stream, _scale(block.scale1, branch))
-    return _add(stream, _scale(block.scale2, _mlp(block.mlp, _norm(block.norm2, stream))))
+    stream = _add(stream, _scale(block.scale1, _norm(block.after1, branch)))
+    branch = _mlp(block.mlp, normed if block.parallel else _norm(block.norm2, stream))
+    return _add(stream, _scale(block.scale2, _norm(block.after2, branch)))
 
 
 def _rows(stream: Stream, rows: slice) -> Stream:

@@ -106,9 +106,11 @@ class Walk:
         u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
         target, x = (u, x) if only is None else (u[:, :only], x[:, :only])
         branch = self.recorder.see("attention_out", layer, self.attention(target, u, block.attention, layer))
-        x = self.recorder.see("mid", layer, self.rule.add(x, self.scale(branch, block.scale1)))
-        branch = self.mlp(self.norm(x, block.norm2, layer), block.mlp, layer)
-        branch = self.recorder.see("mlp_out", layer, self.scale(branch, block.scale2))
+        branch = self.scale(self.norm(branch, block.post1, layer), block.scale1)
+        x = self.recorder.see("mid", layer, self.rule.add(x, branch))
+        branch = self.mlp(target if block.parallel else self.norm(x, block.norm2, layer), block.mlp, layer)
+        branch = self.scale(self.norm(branch, block.post2, layer), block.scale2)
+        branch = self.recorder.see("mlp_out", layer, branch)
         return self.rule.add(x, branch)
 
     def attention(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Tensor:
@@ -230,6 +232,7 @@ class Walk:
 
 def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
     """(B, C, H, W) → (B, P + N, d)."""
+    images = images if parts.stem is None else parts.stem.run(images)
     patch = parts.weight.shape[-2:]
     grid = (images.shape[-2] // patch[0], images.shape[-1] // patch[1])
     images = images[..., : grid[0] * patch[0], : grid[1] * patch[1]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.models.clone import evaluation_clone
+from vitrail.models.clone import evaluation_clone, widened
 from vitrail.models.view import View
 from vitrail.progress import passed
 
@@ -250,10 +250,3 @@ def rows_of(tokens: int, size: tuple[int, int]) -> int:
 
 def _fits(rows: int, columns: int, size: tuple[int, int], slack: int) -> bool:
     return abs(rows * size[1] - columns * size[0]) <= slack
-
-
-def widened(module: nn.Module, images: Tensor) -> Any:
-    """The output of a module whose weights have another precision than the images."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    wider = {name: tensor.detach().to(images.dtype) for name, tensor in tensors if tensor.is_floating_point()}
-    return torch.func.functional_call(module, wider, (images,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -114,6 +115,26 @@ def linear(module: nn.Module, rows: slice = slice(None)) -> parts.Linear:
         raise refuse(module, "expected a linear layer (merge adapters, take the model before quantisation)")
     bias = _detached(module.bias)
     return parts.Linear(module.weight.detach()[rows], None if bias is None else bias[rows])
+
+
+def beside(linears: Sequence[parts.Linear], norms: Sequence[parts.Norm]) -> parts.Linear:
+    """Layers that read a stream through norms of their own as one that reads it through a norm without weights."""
+    weights, biases = [], []
+    for layer, norm in zip(linears, norms, strict=True):
+        bias = layer.weight.new_zeros(layer.weight.shape[0]) if layer.bias is None else layer.bias
+        biases.append(bias if norm.bias is None else bias + layer.weight @ norm.bias)
+        weights.append(layer.weight if norm.weight is None else layer.weight * norm.weight)
+    return parts.Linear(torch.cat(weights), torch.cat(biases))
+
+
+def summed(linears: Sequence[parts.Linear], scales: Sequence[Tensor | None]) -> parts.Linear:
+    """The sum of scaled layers, each with an input of its own, as one that reads all inputs."""
+    weights, bias = [], torch.zeros_like(linears[0].weight[:, 0])
+    for layer, scale in zip(linears, scales, strict=True):
+        weights.append(layer.weight if scale is None else scale[:, None] * layer.weight)
+        if layer.bias is not None:
+            bias = bias + (layer.bias if scale is None else scale * layer.bias)
+    return parts.Linear(torch.cat(weights, dim=1), bias)
 
 
 def patch_convolution(module: nn.Module) -> parts.Linear:

@@ -173,12 +173,13 @@ def _seen_through(
     _check_size(module, adapter, preprocessing.size, img_size)
     describe = partial(adapter.describe, module, preprocessing.size, head, pool)
     architecture = _described(module, describe)  # refuse now, not at the first call
-    _, channels, *patch = architecture.embedding.weight.shape
-    if channels != 3:
+    embedding = architecture.embedding
+    channels = embedding.weight.shape[1]
+    if embedding.stem is None and channels != 3:
         raise refuse(module, f"it takes {channels} colour channels; only RGB models can be explained")
     if head is not None:
         _check_width(architecture, name)
-    preprocessing = _whole_patches(preprocessing, patch)
+    preprocessing = _whole_patches(preprocessing, embedding.patch)
     if texts is None:
         return ViT(module, name, preprocessing, describe=describe)
     return ZeroShotViT(
