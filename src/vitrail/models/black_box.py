@@ -33,7 +33,6 @@ class BlackBox(View):
 
     def __post_init__(self) -> None:
         """Refuses an unsupported network now, not at the first call."""
-        self.check_channels()
         images = torch.zeros(1, 3, *self.size, device=self.device, dtype=self.dtype)
         module, seen = evaluation_clone(self.module), _Outputs()
         for name, part in module.named_modules() if self.stage_names is None else self.watched(module).items():
@@ -146,6 +145,7 @@ class BlackBox(View):
         except VitrailError:
             raise
         except Exception as error:  # a module runs any code
+            self.check_channels()
             why = " ".join(str(error).split())[:300] or type(error).__name__
             height, width = self.size
             raise self.refuse(f"its forward pass fails on an image of {height}×{width} pixels ({why})") from error
@@ -153,7 +153,10 @@ class BlackBox(View):
     def check_channels(self) -> None:
         stem = next((m for m in self.module.modules() if isinstance(m, nn.Conv2d)), None)
         if stem is not None and stem.in_channels != 3:
-            raise self.refuse(f"it takes {stem.in_channels} colour channels, but only RGB models can be explained")
+            raise self.refuse(
+                f"it takes {stem.in_channels} colour channels, but only RGB models can be explained; put a module that "
+                f"makes these of RGB before it, nn.Sequential(channels, model), and give img_size=, mean= and std="
+            )
 
     def refuse(self, why: str) -> VitrailError:
         return VitrailError(f"{type(self.module).__name__} cannot be explained: {why}.")

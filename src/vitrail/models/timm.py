@@ -293,10 +293,11 @@ def _scale(attention: Any, width: int) -> float:
 def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear | None]:
     if attention.qkv is None:  # each by itself
         return linear(attention.q_proj), linear(attention.k_proj), linear(attention.v_proj), None
-    bias = linear(attention.qkv).bias
+    layer = linear(attention.qkv)
+    bias = layer.bias
     if getattr(attention, "q_bias", None) is not None:
         bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
-    return fused_qkv(attention.qkv.weight, bias)
+    return fused_qkv(layer.weight, bias)
 
 
 def _mlp(mlp: Any) -> parts.Mlp:
