@@ -108,6 +108,16 @@ def _timm(name: str, **overrides: Any) -> nn.Module:
     return timm.create_model(name, pretrained=False, **(tiny | overrides))
 
 
+def _gated_attention() -> nn.Module:
+    """Blocks of timm can have gates that no registered name sets."""
+    from timm.models.eva import EvaAttention
+
+    module = _timm("eva02_base_patch14_224", img_size=(24, 32), patch_size=8)
+    for block in module.blocks:
+        block.attn = EvaAttention(WIDTH, num_heads=2, qkv_fused=False, gated=True, qk_norm=False, scale_norm=False)
+    return module
+
+
 def _torchvision_vit() -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer
 
@@ -259,6 +269,8 @@ _add_timm("timm_relpos", "vit_relpos_base_patch16_224", (3, 4), prefix=0)
 _add_timm("timm_relpos_cls", "vit_relpos_base_patch16_cls_224", (3, 4))
 _add_timm("timm_relpos_shared", "vit_srelpos_small_patch16_224", (3, 4), prefix=0)
 _add_timm("timm_relpos_post_norm", "vit_relpos_base_patch16_rpn_224", (3, 4), prefix=0)
+_add_timm("timm_grouped_queries", "vit_large_patch16_sapiens2", (3, 4), prefix=9, num_heads=4, num_kv_heads=2)
+FAMILIES["timm_gated_attention"] = Family("timm_gated_attention", _gated_attention, (24, 32), (3, 4), 1, "timm")
 _add_timm("timm_hybrid", "vit_tiny_r_s16_p8_224", (3, 4), pixels=8, patch=2)
 _add_timm("timm_headless_token", "vit_small_patch14_dinov2", (3, 4), num_classes=0, pool="token")
 _add_timm("timm_headless_avg", "vit_base_patch16_224", (3, 4), num_classes=0, pool="avg")

@@ -30,7 +30,8 @@ def self_attention(attention: Attention, u: Tensor, factors: Tensor) -> Tensor:
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if attention.score_bias is not None:
         scores = scores + attention.score_bias
-    return attention.out(attention.inner_norm(join_heads(softmax(suppress(scores, factors)) @ v)))
+    mixed = attention.inner_norm(join_heads(softmax(suppress(scores, factors)) @ v))
+    return attention.out(attention.gated(mixed, u))
 
 
 def run_block(block: Block, x: Tensor, factors: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def values_of(block: Block, x: Tensor) -> Values:
     q, k, v = (split_heads(part(u), attention.heads) for part in (attention.q, attention.k, attention.v))
     q, k, A = attention.q_norm(q), attention.k_norm(k), attention_weights(attention, u)
     mixed = join_heads(A @ v)
-    branch = block.after1(attention.out(attention.inner_norm(mixed)))
+    branch = block.after1(attention.out(attention.gated(attention.inner_norm(mixed), u)))
     branch = branch if block.scale1 is None else block.scale1 * branch
     mid = x + branch
     w = u if block.parallel else block.norm2(mid)
@@ -332,7 +332,7 @@ def block_epsilon(block: Block, s: Values, R: Tensor, eps: float) -> Tensor:
     R_mlp = norm_rule(block.after2, run_mlp(block.mlp, s.w), share(s.mlp_out, out, R))
     R_mlp = mlp_epsilon(block.mlp, s.w, R_mlp, eps)
     R = share(s.mid, out, R) + (0 if block.parallel else norm_rule(block.norm2, s.mid, R_mlp))
-    normed = attention.inner_norm(s.mixed)
+    normed = attention.gated(attention.inner_norm(s.mixed), s.u)  # a constant gate passes relevance on
     R_branch = norm_rule(block.after1, attention.out(normed), share(s.attention_out, s.mid, R))
     R_branch = epsilon_rule(attention.out, normed, R_branch, eps)
     R_branch = mix_rule(s.A, s.v, norm_rule(attention.inner_norm, s.mixed, R_branch))

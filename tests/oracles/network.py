@@ -238,8 +238,11 @@ def self_attention(attention: Attention, u: Tensor, rules: Rules, tape: Tape, l:
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if attention.score_bias is not None:
         scores = scores + attention.score_bias
-    mixed = join_heads(attend(scores, rules, tape) @ mixable)
-    return linear(attention.out, norm(attention.inner_norm, mixed, rules, tape, l), tape, l)
+    mixed = norm(attention.inner_norm, join_heads(attend(scores, rules, tape) @ mixable), rules, tape, l)
+    if attention.gate is not None:
+        gate = torch.sigmoid(linear(attention.gate, u, tape, l))
+        mixed = mixed * (gate.detach() if rules.attention != "plain" else gate)
+    return linear(attention.out, mixed, tape, l)
 
 
 def read_out(readout: Readout, x: Tensor, prefix: int, rules: Rules, tape: Tape) -> Tensor:

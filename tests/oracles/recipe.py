@@ -47,6 +47,10 @@ class Attention:
     inner_norm: nn.Module
     score_bias: Tensor | None = None  # (H, n, n), added to the scaled scores
     rotary: Rotary | None = None
+    gate: Affine | None = None  # of the attending token: its sigmoid multiplies what `out` reads
+
+    def gated(self, mixed: Tensor, u: Tensor) -> Tensor:
+        return mixed if self.gate is None else mixed * torch.sigmoid(self.gate(u))
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,11 @@ def _timm_block(family: Family, block: nn.Module, rotary: Rotary | None, shared:
     attn = block.attn
     if getattr(attn, "qkv", None) is None:
         q, k, v = (affine(part) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+        if len(k.weight) < len(q.weight):  # head h reads the keys and values of head h // group
+            width = attn.head_dim
+            rows = [h // (attn.num_heads // attn.num_kv_heads) * width + i
+                    for h in range(attn.num_heads) for i in range(width)]  # fmt: skip
+            k, v = (Affine(p.weight[rows], None if p.bias is None else p.bias[rows]) for p in (k, v))
     elif getattr(attn, "q_bias", None) is not None:
         q, k, v = _thirds(attn.qkv.weight, torch.cat([attn.q_bias, attn.k_bias, attn.v_bias]))
     else:
@@ -239,7 +248,8 @@ def _timm_block(family: Family, block: nn.Module, rotary: Rotary | None, shared:
         bias = attn.rel_pos.get_bias()[0]
     nothing = nn.Identity()
     norms = [getattr(attn, name, nothing) for name in ("q_norm", "k_norm", "norm")]
-    attention = Attention(q, k, v, attn.num_heads, affine(attn.proj), *norms, bias, rotary)
+    gate = None if getattr(attn, "gate", None) is None else affine(attn.gate)
+    attention = Attention(q, k, v, attn.num_heads, affine(attn.proj), *norms, bias, rotary, gate)
     if "Post" in type(block).__name__:
         mlp = _timm_mlp(block.mlp)
         return Block(nothing, attention, None, nothing, mlp, None, after1=block.norm1, after2=block.norm2)

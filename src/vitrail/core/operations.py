@@ -127,8 +127,10 @@ class Walk:
             out = self.rule.mix(weights, v)
         else:
             out = self.rule.fused(q, k, v, attention.scale, bias)
-        out = out.transpose(1, 2).flatten(2)  # (B, H, m, d/H) → (B, m, d)
-        return self.linear(self.norm(out, attention.norm, layer), attention.proj, layer)
+        out = self.norm(out.transpose(1, 2).flatten(2), attention.norm, layer)  # (B, H, m, d/H) → (B, m, d)
+        if attention.gate is not None:
+            out = self.rule.damp(out, self.linear(target, attention.gate, layer))
+        return self.linear(out, attention.proj, layer)
 
     def project(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Sequence[Tensor]:
         """Queries, keys and values, (B, ·, d) each."""

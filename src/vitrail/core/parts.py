@@ -48,6 +48,7 @@ class Rope:
 class Attention:
     """Multi-head attention; ``bias`` (heads, n, n) is added to the scores, ``norm`` stands before ``proj``.
 
+    With ``gate``, what ``proj`` reads is multiplied by ``sigmoid(gate(x))`` of the token that attends.
     ``together`` is the fused q, k and v layer, where they are contiguous in memory.
     """
 
@@ -63,6 +64,7 @@ class Attention:
     bias: Tensor | None = None
     norm: Norm | None = None
     together: Linear | None = None
+    gate: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -41,7 +42,7 @@ class BlackBox(View):
             torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),  # a module may draw numbers
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast(self.device.type, enabled=False),
+            _full_precision(self.device),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # of torch about operations that have no gradient
@@ -127,7 +128,7 @@ class BlackBox(View):
 
     def called(self, module: nn.Module, images: Tensor) -> Any:
         """The output of the clone, in the precision of the images: where its head is, nobody knows."""
-        with torch.autocast(images.device.type, enabled=False):
+        with _full_precision(images.device):
             return module(images) if images.dtype == self.dtype else widened(module, images)
 
     def as_map(self, out: Tensor) -> Tensor:
@@ -192,6 +193,12 @@ class _Outputs:
             if is_map and _all_passes(out, logits, images):
                 return (name,)
         return ()
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, nothing is computed in lower precision; the meta device knows no autocast."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _has_gradient(logits: Tensor, images: Tensor) -> bool:

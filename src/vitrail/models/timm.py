@@ -259,8 +259,6 @@ def _things_block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | Non
 def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Attention:
     if type(attention).__name__ not in ATTENTIONS:
         raise _beyond(attention, "only plain softmax attention can be explained (no differential or windowed one)")
-    if getattr(attention, "gate", None) is not None or getattr(attention, "num_kv_groups", 1) > 1:
-        raise _beyond(attention, "gated and grouped-query attention are not supported")
     check_dropout(attention, "attn_drop", "proj_drop")
     q, k, v, together = _qkv(attention)
     bias = shared_bias
@@ -282,6 +280,7 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         bias=bias,
         norm=norm(getattr(attention, "norm", None)),
         together=together,
+        gate=None if getattr(attention, "gate", None) is None else linear(attention.gate),
     )
 
 
@@ -292,12 +291,27 @@ def _scale(attention: Any, width: int) -> float:
 
 def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear | None]:
     if attention.qkv is None:  # each by itself
-        return linear(attention.q_proj), linear(attention.k_proj), linear(attention.v_proj), None
+        k, v = (_repeated(linear(layer), attention) for layer in (attention.k_proj, attention.v_proj))
+        return linear(attention.q_proj), k, v, None
     layer = linear(attention.qkv)
     bias = layer.bias
     if getattr(attention, "q_bias", None) is not None:
         bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
     return fused_qkv(layer.weight, bias)
+
+
+def _repeated(layer: parts.Linear, attention: Any) -> parts.Linear:
+    """Keys or values that several heads share, once for each head."""
+    groups = getattr(attention, "num_kv_groups", 1)
+    if groups == 1:
+        return layer
+    tensors = (layer.weight, layer.bias)
+    weight, bias = (
+        None if t is None else t.unflatten(0, (attention.num_kv_heads, -1)).repeat_interleave(groups, 0).flatten(0, 1)
+        for t in tensors
+    )
+    assert weight is not None
+    return parts.Linear(weight, bias)
 
 
 def _mlp(mlp: Any) -> parts.Mlp:

@@ -13,7 +13,8 @@ from vitrail.errors import VitrailError
 
 SUPPORTED = (
     "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; "
-    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin (features only)"
+    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin (features "
+    "only)"
 )
 
 # Class name of an activation module → canonical name; GELU decides by its `approximate`.
@@ -130,7 +131,7 @@ def _saved(module: Any) -> Any:
 
 
 def _merged(module: Any) -> tuple[Any, Tensor | None]:
-    """The layer under PEFT's LoRA, and its weight with the active adapters merged; the layer itself and None elsewhere."""
+    """The layer under PEFT's LoRA, and its weight with the active adapters; any other layer, and None."""
     module = _saved(module)
     if not type(module).__module__.startswith("peft.tuners.lora"):
         return module, None
