@@ -108,6 +108,16 @@ def _timm(name: str, **overrides: Any) -> nn.Module:
     return timm.create_model(name, pretrained=False, **(tiny | overrides))
 
 
+def _gated_attention() -> nn.Module:
+    """Blocks of timm can have gates that no registered name sets."""
+    from timm.models.eva import EvaAttention
+
+    module = _timm("eva02_base_patch14_224", img_size=(24, 32), patch_size=8)
+    for block in module.blocks:
+        block.attn = EvaAttention(WIDTH, num_heads=2, qkv_fused=False, gated=True, qk_norm=False, scale_norm=False)
+    return module
+
+
 def _torchvision_vit() -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer
 
@@ -186,11 +196,16 @@ def _add_timm(
     prefix: int = 1,
     pool: str | None = None,
     built_at: tuple[int, int] | None = None,
+    pixels: int | None = None,
     **overrides: Any,
 ) -> None:
-    """Real patch sizes matter to nothing but the first convolution, so 8 pixels unless the entry is about them."""
-    size = (grid[0] * patch, grid[1] * patch)
-    made_at = size if built_at is None else (built_at[0] * patch, built_at[1] * patch)
+    """Real patch sizes matter to nothing but the first convolution, so 8 pixels unless the entry is about them.
+
+    ``pixels``: the edge of a patch in the image, where a stem comes before the patches.
+    """
+    edge = pixels or patch
+    size = (grid[0] * edge, grid[1] * edge)
+    made_at = size if built_at is None else (built_at[0] * edge, built_at[1] * edge)
     make = functools.partial(_timm, model, img_size=made_at, patch_size=patch, **overrides)
     resize = None if built_at is None else size
     FAMILIES[name] = Family(name, make, size, grid, prefix, "timm", pool, resize)
@@ -246,6 +261,17 @@ _add_timm("timm_beit_token", "beit_base_patch16_224", (3, 4), global_pool="token
 _add_timm("timm_beit_shared", "beit_base_patch16_224", (3, 4), use_rel_pos_bias=False, use_shared_rel_pos_bias=True)
 _add_timm("timm_beit_both", "beit_base_patch16_224", (3, 4), use_shared_rel_pos_bias=True)
 _add_timm("timm_beitv2", "beitv2_base_patch16_224", (3, 4))
+_add_timm("timm_parallel", "vit_base_patch16_xp_224", (3, 4), depth=3)
+_add_timm("timm_parallel_fused", "vit_pwee_patch16_reg1_gap_256", (3, 4), prefix=1)
+_add_timm("timm_post_norm", "vit_base_patch16_rpn_224", (3, 4), prefix=0, depth=3)
+_add_timm("timm_eva_post_norm", "eva02_enormous_patch14_clip_224", (3, 4))
+_add_timm("timm_relpos", "vit_relpos_base_patch16_224", (3, 4), prefix=0)
+_add_timm("timm_relpos_cls", "vit_relpos_base_patch16_cls_224", (3, 4))
+_add_timm("timm_relpos_shared", "vit_srelpos_small_patch16_224", (3, 4), prefix=0)
+_add_timm("timm_relpos_post_norm", "vit_relpos_base_patch16_rpn_224", (3, 4), prefix=0)
+_add_timm("timm_grouped_queries", "vit_large_patch16_sapiens2", (3, 4), prefix=9, num_heads=4, num_kv_heads=2)
+FAMILIES["timm_gated_attention"] = Family("timm_gated_attention", _gated_attention, (24, 32), (3, 4), 1, "timm")
+_add_timm("timm_hybrid", "vit_tiny_r_s16_p8_224", (3, 4), pixels=8, patch=2)
 _add_timm("timm_headless_token", "vit_small_patch14_dinov2", (3, 4), num_classes=0, pool="token")
 _add_timm("timm_headless_avg", "vit_base_patch16_224", (3, 4), num_classes=0, pool="avg")
 
@@ -383,13 +409,8 @@ def _opaque(model: str) -> Callable[[], nn.Module]:
 
 # name → (builder, class that the note on the black box must name)
 OPAQUE: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "parallel_scaling": (_opaque("vit_base_patch16_xp_224"), "ParallelScalingBlock"),
-    "parallel_things": (_opaque("vit_small_patch16_18x2_224"), "ParallelThingsBlock"),
-    "post_norm": (_opaque("vit_base_patch16_rpn_224"), "ResPostBlock"),
-    "eva_post_norm": (lambda: _timm("eva02_enormous_patch14_clip_224", img_size=56).eval(), "EvaBlockPostNorm"),
     "differential": (_opaque("vit_dwee_patch16_reg1_gap_256"), "DiffAttention"),
     "differential_parallel": (_opaque("vit_dpwee_patch16_reg1_gap_256"), "DiffParallelScalingBlock"),
-    "hybrid": (_opaque("vit_small_r26_s32_224"), "HybridEmbed"),
 }
 
 

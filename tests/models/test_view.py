@@ -289,6 +289,32 @@ def test_pixels_that_make_no_patch_are_no_part_of_the_input() -> None:
         assert build_method("occlusion", view).attribute(made, 0).shape == (2, rows, columns)
 
 
+@torch.no_grad()
+def test_blocks_of_several_attentions_are_one_attention_with_all_heads() -> None:
+    import timm
+
+    module = timm.create_model("vit_small_patch16_18x2_224", num_classes=5, img_size=(24, 32), patch_size=8,
+                               embed_dim=32, depth=3, num_heads=2, init_values=1e-5).eval()  # fmt: skip
+    families.randomize(module, seed=3)
+    module.double()
+    view, images = vitrail.wrap(module), torch.randn(2, 3, 24, 32, dtype=torch.float64)
+    assert relative(view.logits(images), module(images)) < 1e-12
+    assert view.blocks[0].attention.heads == 4
+    found = trace(view, images, torch.tensor([1, 2]), rule="frozen", keep={"x", "gx", "bias"})
+    gap = found.y - (found["x"][0] * found["gx"][0]).sum((1, 2)) - found.bias_from(0)
+    assert gap.abs().max() < 1e-12
+    keep = torch.tensor([[0, 3, 7, 8], [11, 2, 5, 1]])
+    seen = torch.ones(2, 1, 13, 13, dtype=torch.bool)
+    for image, kept in enumerate(keep):
+        removed = [1 + patch for patch in range(12) if patch not in kept]
+        seen[image, :, :, removed] = False
+    masked = module.forward_head(module.forward_features(images, attn_mask=seen))
+    assert relative(view.encode(view.embed(images), keep), masked) < 1e-12
+    for method in ("decompx.skipplus", "trans_att", "alti", "vtranm", "tis"):
+        assert vitrail.explain(view, images[0], method).map.isfinite().all()
+    assert [len(layer) for layer in view.layers()[:-1]] == [len(list(b.parameters())) for b in module.blocks]
+
+
 def test_eva_attention_pool_sees_its_prefix_tokens() -> None:
     import timm
 

@@ -30,13 +30,15 @@ def self_attention(attention: Attention, u: Tensor, factors: Tensor) -> Tensor:
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if attention.score_bias is not None:
         scores = scores + attention.score_bias
-    return attention.out(attention.inner_norm(join_heads(softmax(suppress(scores, factors)) @ v)))
+    mixed = attention.inner_norm(join_heads(softmax(suppress(scores, factors)) @ v))
+    return attention.out(attention.gated(mixed, u))
 
 
 def run_block(block: Block, x: Tensor, factors: Tensor) -> Tensor:
-    branch = self_attention(block.attention, block.norm1(x), factors)
+    u = block.norm1(x)
+    branch = block.after1(self_attention(block.attention, u, factors))
     x = x + (branch if block.scale1 is None else block.scale1 * branch)
-    branch = run_mlp(block.mlp, block.norm2(x))
+    branch = block.after2(run_mlp(block.mlp, u if block.parallel else block.norm2(x)))
     return x + (branch if block.scale2 is None else block.scale2 * branch)
 
 

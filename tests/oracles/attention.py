@@ -72,9 +72,9 @@ def run_block(block: Block, x: Tensor, visible: Tensor | None = None) -> tuple[T
     attention, u = block.attention, block.norm1(x)
     weights = attention_weights(attention, u, visible)
     mixed = join_heads(weights @ split_heads(attention.v(u), attention.heads))
-    branch = attention.out(attention.inner_norm(mixed))
+    branch = block.after1(attention.out(attention.gated(attention.inner_norm(mixed), u)))
     x = x + (branch if block.scale1 is None else block.scale1 * branch)
-    branch = run_mlp(block.mlp, block.norm2(x))
+    branch = block.after2(run_mlp(block.mlp, u if block.parallel else block.norm2(x)))
     return x + (branch if block.scale2 is None else block.scale2 * branch), weights
 
 

@@ -147,9 +147,14 @@ def _block(block: Block, stream: Stream) -> Stream:
     attention, normed = block.attention, _norm(block.norm1, stream)
     weights = attention_weights(attention, normed.x)
     mixed = _mix(weights, _linear(attention.v, normed))
-    branch = _linear(attention.out, _norm(attention.inner_norm, mixed))
-    stream = _add(stream, _scale(block.scale1, branch))
-    return _add(stream, _scale(block.scale2, _mlp(block.mlp, _norm(block.norm2, stream))))
+    mixed = _norm(attention.inner_norm, mixed)
+    if attention.gate is not None:  # a constant factor of each channel
+        gate = torch.sigmoid(attention.gate(normed.x))
+        mixed = _checked(mixed.x * gate, mixed.parts * gate[:, :, None])
+    branch = _linear(attention.out, mixed)
+    stream = _add(stream, _scale(block.scale1, _norm(block.after1, branch)))
+    branch = _mlp(block.mlp, normed if block.parallel else _norm(block.norm2, stream))
+    return _add(stream, _scale(block.scale2, _norm(block.after2, branch)))
 
 
 def _rows(stream: Stream, rows: slice) -> Stream:

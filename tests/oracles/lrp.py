@@ -29,7 +29,7 @@ class Values:
     mixed: Tensor  # A·V, heads joined
     attention_out: Tensor
     mid: Tensor
-    w: Tensor  # norm2(mid)
+    w: Tensor  # what the MLP reads: norm2(mid)
     mlp_out: Tensor
 
 
@@ -38,11 +38,11 @@ def values_of(block: Block, x: Tensor) -> Values:
     q, k, v = (split_heads(part(u), attention.heads) for part in (attention.q, attention.k, attention.v))
     q, k, A = attention.q_norm(q), attention.k_norm(k), attention_weights(attention, u)
     mixed = join_heads(A @ v)
-    branch = attention.out(attention.inner_norm(mixed))
+    branch = block.after1(attention.out(attention.gated(attention.inner_norm(mixed), u)))
     branch = branch if block.scale1 is None else block.scale1 * branch
     mid = x + branch
-    w = block.norm2(mid)
-    mlp_out = run_mlp(block.mlp, w)
+    w = u if block.parallel else block.norm2(mid)
+    mlp_out = block.after2(run_mlp(block.mlp, w))
     return Values(x, u, q, k, v, A, mixed, branch, mid, w, mlp_out if block.scale2 is None else block.scale2 * mlp_out)
 
 
@@ -329,12 +329,15 @@ def mlp_epsilon(mlp: Mlp, w: Tensor, R: Tensor, eps: float) -> Tensor:
 
 def block_epsilon(block: Block, s: Values, R: Tensor, eps: float) -> Tensor:
     attention, out = block.attention, s.mid + s.mlp_out
-    R_mlp = mlp_epsilon(block.mlp, s.w, share(s.mlp_out, out, R), eps)
-    R = share(s.mid, out, R) + norm_rule(block.norm2, s.mid, R_mlp)
-    R_branch = epsilon_rule(attention.out, attention.inner_norm(s.mixed), share(s.attention_out, s.mid, R), eps)
+    R_mlp = norm_rule(block.after2, run_mlp(block.mlp, s.w), share(s.mlp_out, out, R))
+    R_mlp = mlp_epsilon(block.mlp, s.w, R_mlp, eps)
+    R = share(s.mid, out, R) + (0 if block.parallel else norm_rule(block.norm2, s.mid, R_mlp))
+    normed = attention.gated(attention.inner_norm(s.mixed), s.u)  # a constant gate passes relevance on
+    R_branch = norm_rule(block.after1, attention.out(normed), share(s.attention_out, s.mid, R))
+    R_branch = epsilon_rule(attention.out, normed, R_branch, eps)
     R_branch = mix_rule(s.A, s.v, norm_rule(attention.inner_norm, s.mixed, R_branch))
-    R_branch = norm_rule(block.norm1, s.x, epsilon_rule(attention.v, s.u, R_branch, eps))
-    return share(s.x, s.mid, R) + R_branch
+    R_u = epsilon_rule(attention.v, s.u, R_branch, eps) + (R_mlp if block.parallel else 0)
+    return share(s.x, s.mid, R) + norm_rule(block.norm1, s.x, R_u)
 
 
 def pool_epsilon(pool: AttentionPool, patches: Tensor, R: Tensor, eps: float) -> Tensor:

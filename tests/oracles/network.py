@@ -176,10 +176,11 @@ def forward(recipe: Recipe, tokens: Tensor, rules: Rules, tape: Tape) -> Tensor:
 
 def run_block(block: Block, x: Tensor, rules: Rules, tape: Tape, l: int) -> Tensor:
     u = tape.keep("u", norm(block.norm1, x, rules, tape, l))
-    branch = self_attention(block.attention, u, rules, tape, l)
+    branch = norm(block.after1, self_attention(block.attention, u, rules, tape, l), rules, tape, l)
     branch = tape.keep("attention_out", branch if block.scale1 is None else block.scale1 * branch)
     x = tape.keep("mid", x + branch)
-    branch = run_mlp(block.mlp, norm(block.norm2, x, rules, tape, l), rules, tape, l)
+    branch = run_mlp(block.mlp, u if block.parallel else norm(block.norm2, x, rules, tape, l), rules, tape, l)
+    branch = norm(block.after2, branch, rules, tape, l)
     return x + tape.keep("mlp_out", branch if block.scale2 is None else block.scale2 * branch)
 
 
@@ -237,8 +238,11 @@ def self_attention(attention: Attention, u: Tensor, rules: Rules, tape: Tape, l:
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if attention.score_bias is not None:
         scores = scores + attention.score_bias
-    mixed = join_heads(attend(scores, rules, tape) @ mixable)
-    return linear(attention.out, norm(attention.inner_norm, mixed, rules, tape, l), tape, l)
+    mixed = norm(attention.inner_norm, join_heads(attend(scores, rules, tape) @ mixable), rules, tape, l)
+    if attention.gate is not None:
+        gate = torch.sigmoid(linear(attention.gate, u, tape, l))
+        mixed = mixed * (gate.detach() if rules.attention != "plain" else gate)
+    return linear(attention.out, mixed, tape, l)
 
 
 def read_out(readout: Readout, x: Tensor, prefix: int, rules: Rules, tape: Tape) -> Tensor:

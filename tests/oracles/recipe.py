@@ -47,6 +47,10 @@ class Attention:
     inner_norm: nn.Module
     score_bias: Tensor | None = None  # (H, n, n), added to the scaled scores
     rotary: Rotary | None = None
+    gate: Affine | None = None  # of the attending token: its sigmoid multiplies what `out` reads
+
+    def gated(self, mixed: Tensor, u: Tensor) -> Tensor:
+        return mixed if self.gate is None else mixed * torch.sigmoid(self.gate(u))
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ class Block:
     norm2: nn.Module
     mlp: Mlp
     scale2: Tensor | None
+    after1: nn.Module = field(default_factory=nn.Identity)  # of a post-norm block: on the output of attention
+    after2: nn.Module = field(default_factory=nn.Identity)  # and on that of the MLP
+    parallel: bool = False  # the MLP reads what attention reads
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,8 @@ def _relative_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
 def _timm(family: Family, module: nn.Module, images: Tensor) -> Recipe:
     tokens, rotaries = _timm_tokens(family, module, images)
     shared = None
+    if getattr(module, "shared_rel_pos", None) is not None:
+        shared = module.shared_rel_pos.get_bias()[0]
     if getattr(module, "rel_pos_bias", None) is not None:
         shared = _relative_bias(module.rel_pos_bias.relative_position_bias_table, family.grid)
     blocks = [_timm_block(family, b, r, shared) for b, r in zip(module.blocks, rotaries, strict=True)]
@@ -185,6 +194,9 @@ def _timm_tokens(family: Family, module: nn.Module, images: Tensor) -> tuple[Ten
     if kind == "Beit":
         tokens = torch.cat([module.cls_token.expand(len(images), -1, -1), patches], dim=1)
         return tokens if module.pos_embed is None else tokens + module.pos_embed, [None] * depth
+    if kind == "VisionTransformerRelPos":
+        return (patches if module.cls_token is None else torch.cat(
+            [module.cls_token.expand(len(images), -1, -1), patches], dim=1)), [None] * depth  # fmt: skip
     if kind != "Eva":
         return module.norm_pre(module._pos_embed(patches)), [None] * depth
     tokens = module.norm_pre(module._pos_embed(patches)[0])
@@ -197,10 +209,33 @@ def _timm_tokens(family: Family, module: nn.Module, images: Tensor) -> tuple[Ten
     return tokens, [Rotary(cos, sin, half) for (sin, cos), half in zip(pairs, halves, strict=True)]
 
 
+def _timm_parallel_block(block: nn.Module) -> Block:
+    """One projection of norm(x) to the hidden units of the MLP, queries, keys and values."""
+    hidden, width = block.in_split[0], block.in_split[1]
+    weights, bias = block.in_proj.weight, block.in_proj.bias
+    up = Affine(weights[:hidden], block.mlp_bias if bias is None else bias[:hidden])
+    q, k, v = _thirds(weights[hidden:], None if bias is None else bias[hidden:])
+    if block.out_proj is None:
+        out, down = affine(block.attn_out_proj), affine(block.mlp_out_proj)
+    else:
+        out = Affine(block.out_proj.weight[:, :width], block.out_proj.bias)
+        down = Affine(block.out_proj.weight[:, width:], None)
+    nothing, scale = nn.Identity(), getattr(block.ls, "gamma", None)
+    attention = Attention(q, k, v, block.num_heads, out, block.q_norm, block.k_norm, nothing)
+    return Block(block.in_norm, attention, scale, nothing, Mlp(up, block.mlp_act, down, nothing), scale, parallel=True)
+
+
 def _timm_block(family: Family, block: nn.Module, rotary: Rotary | None, shared: Tensor | None) -> Block:
+    if type(block).__name__ == "ParallelScalingBlock":
+        return _timm_parallel_block(block)
     attn = block.attn
     if getattr(attn, "qkv", None) is None:
         q, k, v = (affine(part) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+        if len(k.weight) < len(q.weight):  # head h reads the keys and values of head h // group
+            width = attn.head_dim
+            rows = [h // (attn.num_heads // attn.num_kv_heads) * width + i
+                    for h in range(attn.num_heads) for i in range(width)]  # fmt: skip
+            k, v = (Affine(p.weight[rows], None if p.bias is None else p.bias[rows]) for p in (k, v))
     elif getattr(attn, "q_bias", None) is not None:
         q, k, v = _thirds(attn.qkv.weight, torch.cat([attn.q_bias, attn.k_bias, attn.v_bias]))
     else:
@@ -209,9 +244,15 @@ def _timm_block(family: Family, block: nn.Module, rotary: Rotary | None, shared:
     if table is not None:
         own = _relative_bias(table, family.grid)
         bias = own if shared is None else own + shared
+    if getattr(attn, "rel_pos", None) is not None:
+        bias = attn.rel_pos.get_bias()[0]
     nothing = nn.Identity()
     norms = [getattr(attn, name, nothing) for name in ("q_norm", "k_norm", "norm")]
-    attention = Attention(q, k, v, attn.num_heads, affine(attn.proj), *norms, bias, rotary)
+    gate = None if getattr(attn, "gate", None) is None else affine(attn.gate)
+    attention = Attention(q, k, v, attn.num_heads, affine(attn.proj), *norms, bias, rotary, gate)
+    if "Post" in type(block).__name__:
+        mlp = _timm_mlp(block.mlp)
+        return Block(nothing, attention, None, nothing, mlp, None, after1=block.norm1, after2=block.norm2)
     return Block(
         block.norm1, attention, _timm_scale(block, 1), block.norm2, _timm_mlp(block.mlp), _timm_scale(block, 2)
     )

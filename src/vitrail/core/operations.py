@@ -106,9 +106,11 @@ class Walk:
         u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
         target, x = (u, x) if only is None else (u[:, :only], x[:, :only])
         branch = self.recorder.see("attention_out", layer, self.attention(target, u, block.attention, layer))
-        x = self.recorder.see("mid", layer, self.rule.add(x, self.scale(branch, block.scale1)))
-        branch = self.mlp(self.norm(x, block.norm2, layer), block.mlp, layer)
-        branch = self.recorder.see("mlp_out", layer, self.scale(branch, block.scale2))
+        branch = self.scale(self.norm(branch, block.post1, layer), block.scale1)
+        x = self.recorder.see("mid", layer, self.rule.add(x, branch))
+        branch = self.mlp(target if block.parallel else self.norm(x, block.norm2, layer), block.mlp, layer)
+        branch = self.scale(self.norm(branch, block.post2, layer), block.scale2)
+        branch = self.recorder.see("mlp_out", layer, branch)
         return self.rule.add(x, branch)
 
     def attention(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Tensor:
@@ -125,8 +127,10 @@ class Walk:
             out = self.rule.mix(weights, v)
         else:
             out = self.rule.fused(q, k, v, attention.scale, bias)
-        out = out.transpose(1, 2).flatten(2)  # (B, H, m, d/H) → (B, m, d)
-        return self.linear(self.norm(out, attention.norm, layer), attention.proj, layer)
+        out = self.norm(out.transpose(1, 2).flatten(2), attention.norm, layer)  # (B, H, m, d/H) → (B, m, d)
+        if attention.gate is not None:
+            out = self.rule.damp(out, self.linear(target, attention.gate, layer))
+        return self.linear(out, attention.proj, layer)
 
     def project(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Sequence[Tensor]:
         """Queries, keys and values, (B, ·, d) each."""
@@ -234,6 +238,7 @@ class Walk:
 
 def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
     """(B, C, H, W) → (B, P + N, d)."""
+    images = images if parts.stem is None else parts.stem.run(images)
     patch = parts.weight.shape[-2:]
     grid = (images.shape[-2] // patch[0], images.shape[-1] // patch[1])
     images = images[..., : grid[0] * patch[0], : grid[1] * patch[1]]

@@ -48,6 +48,7 @@ class Rope:
 class Attention:
     """Multi-head attention; ``bias`` (heads, n, n) is added to the scores, ``norm`` stands before ``proj``.
 
+    With ``gate``, what ``proj`` reads is multiplied by ``sigmoid(gate(x))`` of the token that attends.
     ``together`` is the fused q, k and v layer, where they are contiguous in memory.
     """
 
@@ -63,6 +64,7 @@ class Attention:
     bias: Tensor | None = None
     norm: Norm | None = None
     together: Linear | None = None
+    gate: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +80,37 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Pre-norm residual block: ``x + s1·attention(norm1 x)``, then ``x + s2·mlp(norm2 x)``."""
+    """Residual block: ``x + s1·post1(attention(norm1 x))``, then ``x + s2·post2(mlp(norm2 x))``.
 
-    norm1: Norm
+    A pre-norm block has ``norm1`` and ``norm2``, a post-norm block ``post1`` and ``post2``. In a ``parallel`` block the
+    MLP reads what attention reads, ``norm1 x``.
+    """
+
+    norm1: Norm | None
     attention: Attention
-    norm2: Norm
+    norm2: Norm | None
     mlp: Mlp
     scale1: Tensor | None = None
     scale2: Tensor | None = None
+    post1: Norm | None = None
+    post2: Norm | None = None
+    parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stem:
+    """A network before the patch convolution, (B, 3, H, W) → (B, C, h, w): it is run as it is, under every rule."""
+
+    run: Callable[[Tensor], Tensor]
+    patch: tuple[int, int]  # pixels of the image that one patch stands for
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """Patch convolution, prefix tokens (P, d), positions (P + N, d) and an optional norm after them."""
+    """Patch convolution, prefix tokens (P, d), positions (P + N, d) and an optional norm after them.
+
+    Where there is a ``stem``, the convolution embeds its features.
+    """
 
     weight: Tensor  # (d, channels, patch height, patch width)
     bias: Tensor | None
@@ -98,6 +118,12 @@ class Embedding:
     positions: Tensor | None = None
     patch_norm: Norm | None = None
     norm: Norm | None = None
+    stem: Stem | None = None
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """(height, width) of a patch in pixels."""
+        return self.stem.patch if self.stem is not None else (self.weight.shape[2], self.weight.shape[3])
 
 
 @dataclass(frozen=True, slots=True)

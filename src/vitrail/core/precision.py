@@ -36,14 +36,16 @@ def _bias(linear: Linear) -> Tensor:
 
 def _linears(block: Block) -> list[Linear]:
     attention, mlp = block.attention, block.mlp
-    gate = [] if mlp.up is None else [mlp.up]
-    return [attention.q, attention.k, attention.v, attention.proj, mlp.fc1, *gate, mlp.fc2]
+    gate = [] if attention.gate is None else [attention.gate]
+    up = [] if mlp.up is None else [mlp.up]
+    return [attention.q, attention.k, attention.v, attention.proj, *gate, mlp.fc1, *up, mlp.fc2]
 
 
 def _rebuilt(block: Block, take: Callable[[], Linear]) -> Block:
     """The block with other linear layers, taken in the order of ``_linears``."""
     q, k, v, proj = (take() for _ in range(4))
-    attention: Attention = replace(block.attention, q=q, k=k, v=v, proj=proj, together=_fused(q, k, v))
+    gate = None if block.attention.gate is None else take()
+    attention: Attention = replace(block.attention, q=q, k=k, v=v, proj=proj, gate=gate, together=_fused(q, k, v))
     fc1 = take()
     up = None if block.mlp.up is None else take()
     mlp: Mlp = replace(block.mlp, fc1=fc1, up=up, fc2=take())

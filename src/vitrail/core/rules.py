@@ -53,6 +53,10 @@ class Plain:
         """Product of two live branches (SwiGLU)."""
         return a * b
 
+    def damp(self, x: Tensor, z: Tensor) -> Tensor:
+        """The output of attention times the gate ``sigmoid(z)``."""
+        return x * torch.sigmoid(z)
+
     def scale(self, x: Tensor, gamma: Tensor) -> Tensor:
         return x * gamma
 
@@ -89,6 +93,9 @@ class Frozen(Plain):
     def activate(self, z: Tensor, kind: Activation) -> Tensor:
         return _apply(_FrozenActivation, z, kind)
 
+    def damp(self, x: Tensor, z: Tensor) -> Tensor:
+        return Plain.damp(self, x, z.detach())  # a weight between 0 and 1, as those of attention
+
     def gate(self, a: Tensor, b: Tensor) -> Tensor:
         # Two live factors would be counted twice: each branch carries half of the product.
         return _apply(_HalvedProduct, a, b)
@@ -101,6 +108,7 @@ class Conservative(Plain):
     norm = Frozen.norm
     attend = Frozen.attend
     fused = Frozen.fused
+    damp = Frozen.damp
 
 
 class AttnLRP(Plain):
@@ -110,6 +118,7 @@ class AttnLRP(Plain):
     norm = Frozen.norm
     activate = Frozen.activate
     gate = Frozen.gate
+    damp = Frozen.damp
 
     def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
         return _attention_map(_share(q, 0.5), _share(k, 0.5), scale, bias)

@@ -15,6 +15,7 @@ from vitrail.methods.gradients import completeness_gap, score_split
 from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, OwnRollout
 from vitrail.methods.registry import method
 from vitrail.methods.values import ValueMethod, sent
+from vitrail.models.view import View
 
 # Entries of (rows, n, d) vectors held at once.
 CHUNK = 32 * 2**20
@@ -56,9 +57,21 @@ class Contributions(ValueMethod, LayerMap):
         block, values = trace.network.blocks[layer], trace["v"][layer]
         if self.protocol == "skipplus":
             x = trace["x"][layer]
+            assert block.norm1 is not None  # of a pre-norm block: others are refused
             passed = linear_part(x, block.norm1) * deviation(x, block.norm1)
             values = (passed @ block.attention.v.weight.T).unflatten(-1, (block.attention.heads, -1)).transpose(1, 2)
         return sent(values, block.attention, block.scale1)
+
+
+class SerialContributions(Contributions):
+    """Contributions that go on through the norm of the MLP behind attention."""
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        reason = super().unsupported(model)
+        if reason is None and any(block.parallel for block in model.blocks):
+            return "its MLP stands beside its attention, not behind it"
+        return reason
 
 
 def squared_lengths(weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -116,7 +129,7 @@ class AttentionNormResidual(Contributions):
     "globenc", signed=False, family="decomposition", class_specific=False, cost=(1, 0), paper="Modarressi et al. 2022"
 )
 @dataclass(kw_only=True)
-class GlobEnc(OwnRollout, Contributions):
+class GlobEnc(OwnRollout, SerialContributions):
     """Lengths after the second norm, the MLP taken as the identity; chained over the layers without an identity.
 
     ``protocol="skipplus"``: without the shift of the first norm and the bias of the values.
@@ -127,6 +140,7 @@ class GlobEnc(OwnRollout, Contributions):
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         block, weights, sources = trace.network.blocks[layer], trace["A"][layer], self.sources(trace, layer)
+        assert block.norm2 is not None
         r = deviation(trace["mid"][layer], block.norm2)  # (B, n, 1): of the target token
         passed = through_mlp(sources, block)
         lengths = (
@@ -141,7 +155,7 @@ class GlobEnc(OwnRollout, Contributions):
 
 @method("alti", signed=False, family="decomposition", class_specific=False, cost=(1, 0), paper="Ferrando et al. 2022")
 @dataclass(kw_only=True)
-class Alti(OwnRollout, Contributions):
+class Alti(OwnRollout, SerialContributions):
     """How much nearer (L1) each source brings the output of attention; rows sum to one; chained over the layers.
 
     ``protocol="skipplus"``: the vectors of ``globenc``, without biases, against the output of the whole block.
@@ -162,6 +176,7 @@ class Alti(OwnRollout, Contributions):
             here = torch.arange(start, min(start + step, tokens), device=vectors.device)
             vectors[:, here - start, here] += trace["x"][layer][:, chunk]
             if published:
+                assert block.norm2 is not None
                 r = deviation(trace["mid"][layer][:, chunk], block.norm2)[:, :, None]
                 vectors = vectors + r * through_mlp(vectors, block)
             target = output[:, chunk]
@@ -184,6 +199,7 @@ def linear_part(vectors: Tensor, norm: Norm) -> Tensor:
 
 def through_mlp(vectors: Tensor, block: Block) -> Tensor:
     """The MLP branch with the identity in the MLP's place, but for the deviation of its norm."""
+    assert block.norm2 is not None
     passed = linear_part(vectors, block.norm2)
     return passed if block.scale2 is None else passed * block.scale2
 

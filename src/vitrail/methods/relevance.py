@@ -107,7 +107,7 @@ class LeGrad(Layerwise):
 
 @dataclass(kw_only=True)
 class Relevance(TokenMethod):
-    """Chefer's LRP: not defined for rotary positions, score bias, gated MLPs and attention pools."""
+    """Chefer's LRP: not defined for rotary positions, score bias, gated MLPs, attention pools and other blocks."""
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
@@ -120,6 +120,9 @@ class Relevance(TokenMethod):
             (first.attention.rope is not None, "rotary positions"),
             (any(b.attention.bias is not None for b in parts.blocks), "a score bias"),
             (first.mlp.up is not None, "a gated MLP"),
+            (first.attention.gate is not None, "gated attention"),
+            (first.post1 is not None, "post-norm blocks"),
+            (first.parallel, "parallel blocks"),
             (parts.head.pool == "attention", "an attention pool"),
         ):
             if present:
@@ -185,6 +188,13 @@ class PixelRelevance(TokenMethod):
 
     no_aggregation: ClassVar[str] = "it explains pixels, not layers"
     precise: ClassVar[bool] = False
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        reason = super().unsupported(model)
+        if reason is None and model.architecture().embedding.stem is not None:
+            return "it has a convolutional stem, for which its rules are not defined"
+        return reason
 
     def pixel_rule(self) -> Plain:
         raise NotImplementedError

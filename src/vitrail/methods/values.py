@@ -19,6 +19,10 @@ class ValueMethod(TokenMethod):
         reason = super().unsupported(model)
         if reason is None and any(block.attention.norm is not None for block in model.blocks):
             return "it has a norm between attention and its projection, so no source token has a vector of its own"
+        if reason is None and any(block.attention.gate is not None for block in model.blocks):
+            return "it has a gate between attention and its projection, so no source token has a vector of its own"
+        if reason is None and any(block.post1 is not None for block in model.blocks):
+            return "it has a norm behind its attention, so no source token has a vector of its own"
         return reason
 
 

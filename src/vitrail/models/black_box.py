@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.models.clone import evaluation_clone
+from vitrail.models.clone import evaluation_clone, widened
 from vitrail.models.view import View
 from vitrail.progress import passed
 
@@ -33,7 +34,6 @@ class BlackBox(View):
 
     def __post_init__(self) -> None:
         """Refuses an unsupported network now, not at the first call."""
-        self.check_channels()
         images = torch.zeros(1, 3, *self.size, device=self.device, dtype=self.dtype)
         module, seen = evaluation_clone(self.module), _Outputs()
         for name, part in module.named_modules() if self.stage_names is None else self.watched(module).items():
@@ -42,7 +42,7 @@ class BlackBox(View):
             torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),  # a module may draw numbers
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast(self.device.type, enabled=False),
+            _full_precision(self.device),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")  # of torch about operations that have no gradient
@@ -128,7 +128,7 @@ class BlackBox(View):
 
     def called(self, module: nn.Module, images: Tensor) -> Any:
         """The output of the clone, in the precision of the images: where its head is, nobody knows."""
-        with torch.autocast(images.device.type, enabled=False):
+        with _full_precision(images.device):
             return module(images) if images.dtype == self.dtype else widened(module, images)
 
     def as_map(self, out: Tensor) -> Tensor:
@@ -146,6 +146,7 @@ class BlackBox(View):
         except VitrailError:
             raise
         except Exception as error:  # a module runs any code
+            self.check_channels()
             why = " ".join(str(error).split())[:300] or type(error).__name__
             height, width = self.size
             raise self.refuse(f"its forward pass fails on an image of {height}×{width} pixels ({why})") from error
@@ -153,7 +154,10 @@ class BlackBox(View):
     def check_channels(self) -> None:
         stem = next((m for m in self.module.modules() if isinstance(m, nn.Conv2d)), None)
         if stem is not None and stem.in_channels != 3:
-            raise self.refuse(f"it takes {stem.in_channels} colour channels, but only RGB models can be explained")
+            raise self.refuse(
+                f"it takes {stem.in_channels} colour channels, but only RGB models can be explained; put a module that "
+                f"makes these of RGB before it, nn.Sequential(channels, model), and give img_size=, mean= and std="
+            )
 
     def refuse(self, why: str) -> VitrailError:
         return VitrailError(f"{type(self.module).__name__} cannot be explained: {why}.")
@@ -189,6 +193,12 @@ class _Outputs:
             if is_map and _all_passes(out, logits, images):
                 return (name,)
         return ()
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, nothing is computed in lower precision; the meta device knows no autocast."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _has_gradient(logits: Tensor, images: Tensor) -> bool:
@@ -250,10 +260,3 @@ def rows_of(tokens: int, size: tuple[int, int]) -> int:
 
 def _fits(rows: int, columns: int, size: tuple[int, int], slack: int) -> bool:
     return abs(rows * size[1] - columns * size[0]) <= slack
-
-
-def widened(module: nn.Module, images: Tensor) -> Any:
-    """The output of a module whose weights have another precision than the images."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    wider = {name: tensor.detach().to(images.dtype) for name, tensor in tensors if tensor.is_floating_point()}
-    return torch.func.functional_call(module, wider, (images,))

@@ -7,7 +7,8 @@ from functools import partial
 from types import MethodType
 from typing import Any, TypeVar, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -46,3 +47,10 @@ def _bound(value: Any, clones: dict[int, nn.Module]) -> Any:
         keywords = {name: _bound(argument, clones) for name, argument in value.keywords.items()}
         return partial(_bound(value.func, clones), *(_bound(argument, clones) for argument in value.args), **keywords)
     return value
+
+
+def widened(module: nn.Module, images: Tensor) -> Any:
+    """The output of a module with its weights in the precision of the images, and outside of any graph."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    wider = {name: tensor.detach().to(images.dtype) for name, tensor in tensors if tensor.is_floating_point()}
+    return torch.func.functional_call(module, wider, (images,))

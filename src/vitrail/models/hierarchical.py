@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models import huggingface, timm, torchvision
-from vitrail.models.black_box import BlackBox, widened
+from vitrail.models.black_box import BlackBox
+from vitrail.models.clone import widened
 
 FIRST_STAGE_TOKENS = 4096
 

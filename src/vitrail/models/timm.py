@@ -1,7 +1,8 @@
-"""timm's Vision Transformers in canonical form: VisionTransformer, its distilled kind, Eva and Beit."""
+"""timm's Vision Transformers in canonical form: VisionTransformer, distilled, with relative positions; Eva; Beit."""
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 
 from vitrail.core import parts
 from vitrail.errors import VitrailError
-from vitrail.models.clone import evaluation_clone
+from vitrail.models.clone import evaluation_clone, widened
 from vitrail.models.translation import (
     activation,
+    beside,
     check_dropout,
     classifier,
     fused_qkv,
@@ -25,11 +27,13 @@ from vitrail.models.translation import (
     positions,
     prefix_tokens,
     refuse,
+    summed,
 )
 
-NETWORKS = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit")
-BLOCKS = {"Block", "EvaBlock"}
-ATTENTIONS = {"Attention", "AttentionRope", "EvaAttention"}
+NETWORKS = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Eva", "Beit")
+PRE_NORM = {"Block", "EvaBlock", "RelPosBlock"}
+POST_NORM = {"ResPostBlock", "ResPostRelPosBlock", "EvaBlockPostNorm"}
+ATTENTIONS = {"Attention", "AttentionRope", "EvaAttention", "RelPosAttention"}
 HIERARCHICAL = ("SwinTransformer", "SwinTransformerV2")
 POOLS: dict[str, parts.PoolKind] = {
     "token": "token", "avg": "mean", "max": "max", "avgmax": "avgmax", "map": "attention"
@@ -47,10 +51,9 @@ def describe(
     if type(module).__name__ not in NETWORKS:
         raise refuse(module, "it is not a plain Vision Transformer")
     embedding = _embedding(module, size)
-    grid = (size[0] // embedding.weight.shape[-2], size[1] // embedding.weight.shape[-1])
+    grid = (size[0] // embedding.patch[0], size[1] // embedding.patch[1])
     ropes = _ropes(module, grid)
-    shared = getattr(module, "rel_pos_bias", None)
-    shared_bias = None if shared is None else shared().detach()
+    shared_bias = _shared_bias(module)
     blocks = tuple(_block(b, rope, shared_bias) for b, rope in zip(module.blocks, ropes, strict=True))
     check_dropout(module, "pos_drop", "patch_drop", "head_drop")
     return parts.Architecture(embedding, blocks, _head(module, head, pool))
@@ -96,14 +99,13 @@ def _beyond(part: Any, why: str) -> VitrailError:
 
 def _embedding(module: Any, size: tuple[int, int]) -> parts.Embedding:
     patch = module.patch_embed
-    if type(patch).__name__ != "PatchEmbed":
-        raise _beyond(patch, "only a plain patch convolution can embed the image (no hybrid stem)")
-    convolution = patch_convolution(patch.proj)
+    stem, convolution = _stem(patch), _patch_convolution(patch)
     tokens = [module.cls_token, getattr(module, "dist_token", None), getattr(module, "reg_token", None)]
     present = [t for t in tokens if t is not None]
-    prefix = prefix_tokens(*present) if present else convolution.weight.new_zeros(0, patch.proj.out_channels)
-    grid = (size[0] // patch.proj.kernel_size[0], size[1] // patch.proj.kernel_size[1])
-    table = module.pos_embed
+    prefix = prefix_tokens(*present) if present else convolution.weight.new_zeros(0, convolution.weight.shape[0])
+    cell = convolution.weight.shape[2:] if stem is None else stem.patch
+    grid = (size[0] // cell[0], size[1] // cell[1])
+    table = getattr(module, "pos_embed", None)
     if table is not None and takes_other_sizes(module):
         from timm.layers import resample_abs_pos_embed
 
@@ -116,9 +118,44 @@ def _embedding(module: Any, size: tuple[int, int]) -> parts.Embedding:
         bias=convolution.bias,
         prefix=prefix,
         positions=positions(table, prefix.shape[0], grid[0] * grid[1]),
-        patch_norm=norm(patch.norm),
+        patch_norm=norm(getattr(patch, "norm", None)),
         norm=norm(getattr(module, "norm_pre", None)),
+        stem=stem,
     )
+
+
+def _stem(patch: Any) -> parts.Stem | None:
+    """The convolutional network before the patches of a hybrid."""
+    if type(patch).__name__ == "PatchEmbed":
+        return None
+    if type(patch).__name__ != "HybridEmbed":
+        raise _beyond(patch, "only a patch convolution, or one behind a convolutional stem, can embed the image")
+    (height, width), (rows, columns) = patch.img_size, patch.grid_size
+    if height % rows or width % columns:
+        raise _beyond(patch, f"{height}×{width} pixels do not divide into {rows}×{columns} equal patches")
+    backbone = evaluation_clone(patch.backbone)
+
+    def run(images: Tensor) -> Tensor:
+        features = widened(backbone, images)
+        return features[-1] if isinstance(features, list | tuple) else features
+
+    return parts.Stem(run, (height // rows, width // columns))
+
+
+def _patch_convolution(patch: Any) -> parts.Linear:
+    if isinstance(patch.proj, nn.Identity):  # of a stem whose features are tokens already
+        weight = next(patch.backbone.parameters())
+        width = patch.feature_dim
+        return parts.Linear(torch.eye(width, device=weight.device, dtype=weight.dtype)[:, :, None, None])
+    return patch_convolution(patch.proj)
+
+
+def _shared_bias(module: Any) -> Tensor | None:
+    """(H, n, n): the relative position bias that all blocks share."""
+    if getattr(module, "rel_pos_bias", None) is not None:
+        return module.rel_pos_bias().detach()
+    shared = getattr(module, "shared_rel_pos", None)
+    return None if shared is None else evaluation_clone(shared).get_bias()[0].detach()
 
 
 def _ropes(module: Any, grid: tuple[int, int]) -> list[parts.Rope | None]:
@@ -138,14 +175,22 @@ def _rope(table: Tensor, attention: Any) -> parts.Rope:
 
 
 def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Block:
-    if type(block).__name__ not in BLOCKS:
-        raise _beyond(
-            block, "only serial pre-norm blocks can be explained (no parallel, post-norm or differential ones)"
-        )
+    kind = type(block).__name__
+    if kind == "ParallelScalingBlock":
+        return _parallel_block(block, rope, shared_bias)
+    if kind == "ParallelThingsBlock":
+        return _things_block(block, rope, shared_bias)
+    if kind not in PRE_NORM | POST_NORM:
+        raise _beyond(block, "no rules are known for blocks of this kind")
     check_dropout(block, "drop_path1", "drop_path2")
+    attention = _attention(block.attn, rope, shared_bias)
+    if kind in POST_NORM:
+        return parts.Block(
+            None, attention, None, _mlp(block.mlp), post1=needed_norm(block.norm1), post2=needed_norm(block.norm2)
+        )
     return parts.Block(
         norm1=needed_norm(block.norm1),
-        attention=_attention(block.attn, rope, shared_bias),
+        attention=attention,
         norm2=needed_norm(block.norm2),
         mlp=_mlp(block.mlp),
         scale1=gamma(block.gamma_1 if hasattr(block, "gamma_1") else block.ls1),
@@ -153,17 +198,75 @@ def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> p
     )
 
 
+def _parallel_block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Block:
+    """Attention and MLP side by side, with one projection for all that they read."""
+    check_dropout(block, "attn_drop", "mlp_drop", "drop_path")
+    ends = list(accumulate(block.in_split, initial=0))
+    fc1, q, k, v = (linear(block.in_proj, slice(*rows)) for rows in pairwise(ends))
+    if block.mlp_bias is not None:
+        fc1 = parts.Linear(fc1.weight, block.mlp_bias.detach())
+    if block.out_proj is None:
+        proj, fc2 = linear(block.attn_out_proj), linear(block.mlp_out_proj)
+    else:
+        both, width = linear(block.out_proj), q.weight.shape[0]
+        proj, fc2 = parts.Linear(both.weight[:, :width], both.bias), parts.Linear(both.weight[:, width:])
+    attention = parts.Attention(
+        heads=block.num_heads,
+        q=q,
+        k=k,
+        v=v,
+        proj=proj,
+        scale=_scale(block, block.head_dim),
+        q_norm=norm(block.q_norm),
+        k_norm=norm(block.k_norm),
+        rope=rope,
+        bias=shared_bias,
+    )
+    scale = gamma(block.ls)
+    mlp = parts.Mlp(fc1, fc2, activation(block.mlp_act))
+    return parts.Block(needed_norm(block.in_norm), attention, None, mlp, scale, scale, parallel=True)
+
+
+def _things_block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Block:
+    """Several attentions side by side, then several MLPs: one attention with all their heads, one wide MLP.
+
+    Their norms have the same statistics: weight and bias of each go into the layers that read it.
+    """
+    for branch in (*block.attns, *block.ffns):
+        check_dropout(branch, "drop_path")
+    attentions = [_attention(branch.attn, rope, shared_bias) for branch in block.attns]
+    mlps = [_mlp(branch.mlp) for branch in block.ffns]
+    first, second = ([needed_norm(branch.norm) for branch in branches] for branches in (block.attns, block.ffns))
+    scales1, scales2 = ([gamma(branch.ls) for branch in branches] for branches in (block.attns, block.ffns))
+    if any(a.q_norm or a.k_norm or a.norm for a in attentions) or any(m.up or m.norm for m in mlps):
+        raise _beyond(block, "only plain attention and MLPs can stand side by side")
+    q, k, v = (beside([getattr(a, name) for a in attentions], first) for name in ("q", "k", "v"))
+    attention = parts.Attention(
+        heads=sum(a.heads for a in attentions),
+        q=q,
+        k=k,
+        v=v,
+        proj=summed([a.proj for a in attentions], scales1),
+        scale=attentions[0].scale,
+        rope=rope,
+        bias=None if shared_bias is None else torch.cat([shared_bias] * len(attentions)),
+    )
+    mlp = parts.Mlp(beside([m.fc1 for m in mlps], second), summed([m.fc2 for m in mlps], scales2), mlps[0].activation)
+    plain = (parts.Norm(norms[0].width, norms[0].eps, rms=norms[0].rms) for norms in (first, second))
+    return parts.Block(next(plain), attention, next(plain), mlp)
+
+
 def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Attention:
     if type(attention).__name__ not in ATTENTIONS:
         raise _beyond(attention, "only plain softmax attention can be explained (no differential or windowed one)")
-    if getattr(attention, "gate", None) is not None or getattr(attention, "num_kv_groups", 1) > 1:
-        raise _beyond(attention, "gated and grouped-query attention are not supported")
     check_dropout(attention, "attn_drop", "proj_drop")
     q, k, v, together = _qkv(attention)
     bias = shared_bias
     if getattr(attention, "relative_position_bias_table", None) is not None:
         block_bias = attention._get_rel_pos_bias()[0].detach()
         bias = block_bias if bias is None else block_bias + bias
+    elif getattr(attention, "rel_pos", None) is not None:
+        bias = evaluation_clone(attention.rel_pos).get_bias()[0].detach()
     return parts.Attention(
         heads=attention.num_heads,
         q=q,
@@ -177,6 +280,7 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         bias=bias,
         norm=norm(getattr(attention, "norm", None)),
         together=together,
+        gate=None if getattr(attention, "gate", None) is None else linear(attention.gate),
     )
 
 
@@ -186,12 +290,28 @@ def _scale(attention: Any, width: int) -> float:
 
 
 def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear | None]:
-    if attention.qkv is None:
-        return linear(attention.q_proj), linear(attention.k_proj), linear(attention.v_proj), None
-    bias = linear(attention.qkv).bias
+    if attention.qkv is None:  # each by itself
+        k, v = (_repeated(linear(layer), attention) for layer in (attention.k_proj, attention.v_proj))
+        return linear(attention.q_proj), k, v, None
+    layer = linear(attention.qkv)
+    bias = layer.bias
     if getattr(attention, "q_bias", None) is not None:
         bias = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
-    return fused_qkv(attention.qkv.weight, bias)
+    return fused_qkv(layer.weight, bias)
+
+
+def _repeated(layer: parts.Linear, attention: Any) -> parts.Linear:
+    """Keys or values that several heads share, once for each head."""
+    groups = getattr(attention, "num_kv_groups", 1)
+    if groups == 1:
+        return layer
+    tensors = (layer.weight, layer.bias)
+    weight, bias = (
+        None if t is None else t.unflatten(0, (attention.num_kv_heads, -1)).repeat_interleave(groups, 0).flatten(0, 1)
+        for t in tensors
+    )
+    assert weight is not None
+    return parts.Linear(weight, bias)
 
 
 def _mlp(mlp: Any) -> parts.Mlp:

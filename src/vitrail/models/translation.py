@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from vitrail.core import parts
 from vitrail.errors import VitrailError
 
 SUPPORTED = (
-    "timm ViT, DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; torchvision ViT and Swin; Hugging "
-    "Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin (features only)"
+    "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; "
+    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin (features "
+    "only)"
 )
 
 # Class name of an activation module → canonical name; GELU decides by its `approximate`.
@@ -107,17 +109,66 @@ def needed_norm(module: nn.Module) -> parts.Norm:
 
 
 def linear(module: nn.Module, rows: slice = slice(None)) -> parts.Linear:
-    """A linear layer, or some of its output rows."""
+    """A linear layer, or some of its output rows; PEFT's LoRA is merged into a copy of the weights."""
+    module, merged = _merged(module)
     if not isinstance(module, nn.Linear) or not (
         type(module).forward is nn.Linear.forward or getattr(module, "merged", False)  # loralib's, in evaluation mode
     ):
         raise refuse(module, "expected a linear layer (merge adapters, take the model before quantisation)")
     bias = _detached(module.bias)
-    return parts.Linear(module.weight.detach()[rows], None if bias is None else bias[rows])
+    weight = module.weight.detach() if merged is None else merged
+    return parts.Linear(weight[rows], None if bias is None else bias[rows])
+
+
+def _saved(module: Any) -> Any:
+    """What PEFT trained in the place of a module, where it did."""
+    if type(module).__name__ != "ModulesToSaveWrapper" or not type(module).__module__.startswith("peft."):
+        return module
+    if module.disable_adapters:
+        return module.original_module
+    (name,) = module.active_adapters
+    return module.modules_to_save[name]
+
+
+def _merged(module: Any) -> tuple[Any, Tensor | None]:
+    """The layer under PEFT's LoRA, and its weight with the active adapters; any other layer, and None."""
+    module = _saved(module)
+    if not type(module).__module__.startswith("peft.tuners.lora"):
+        return module, None
+    base = module.get_base_layer()
+    if any(getattr(module, "use_dora", {}).values()):
+        raise refuse(module, "only plain LoRA can be merged by the view: use model.merge_and_unload()")
+    weight = base.weight.detach()
+    if not module.disable_adapters:
+        for name in module.active_adapters:
+            if name in module.lora_A and name not in module.merged_adapters:
+                weight = weight + module.get_delta_weight(name).detach()
+    return base, weight
+
+
+def beside(linears: Sequence[parts.Linear], norms: Sequence[parts.Norm]) -> parts.Linear:
+    """Layers that read a stream through norms of their own as one that reads it through a norm without weights."""
+    weights, biases = [], []
+    for layer, norm in zip(linears, norms, strict=True):
+        bias = layer.weight.new_zeros(layer.weight.shape[0]) if layer.bias is None else layer.bias
+        biases.append(bias if norm.bias is None else bias + layer.weight @ norm.bias)
+        weights.append(layer.weight if norm.weight is None else layer.weight * norm.weight)
+    return parts.Linear(torch.cat(weights), torch.cat(biases))
+
+
+def summed(linears: Sequence[parts.Linear], scales: Sequence[Tensor | None]) -> parts.Linear:
+    """The sum of scaled layers, each with an input of its own, as one that reads all inputs."""
+    weights, bias = [], torch.zeros_like(linears[0].weight[:, 0])
+    for layer, scale in zip(linears, scales, strict=True):
+        weights.append(layer.weight if scale is None else scale[:, None] * layer.weight)
+        if layer.bias is not None:
+            bias = bias + (layer.bias if scale is None else scale * layer.bias)
+    return parts.Linear(torch.cat(weights, dim=1), bias)
 
 
 def patch_convolution(module: nn.Module) -> parts.Linear:
     """The convolution that embeds patches side by side: weight (d, channels, patch height, patch width)."""
+    module, merged = _merged(module)
     if (
         not isinstance(module, nn.Conv2d)
         or type(module).forward is not nn.Conv2d.forward
@@ -126,12 +177,13 @@ def patch_convolution(module: nn.Module) -> parts.Linear:
         or module.dilation != (1, 1)
         or module.groups != 1
     ):
-        raise refuse(module, "only a plain patch convolution can embed the image (no convolutional stem, no overlap)")
-    return parts.Linear(module.weight.detach(), _detached(module.bias))
+        raise refuse(module, "only a plain patch convolution can embed the image (no overlap)")
+    return parts.Linear(module.weight.detach() if merged is None else merged, _detached(module.bias))
 
 
 def classifier(module: nn.Module, norm: parts.Norm | None, pool: parts.PoolKind, **options: Any) -> parts.Head:
     """The head whose last part is one linear layer, or two with an activation between them; dropout is left out."""
+    module = _saved(module)
     children = list(module) if type(module) is nn.Sequential else [module]
     layers = [child for child in children if not is_dropout(child)]
     if not layers:

@@ -40,14 +40,22 @@ class ViT(View):
         parts = self.architecture()
         # what a part holds may be a copy (fused biases, tables of positions): a block's own parameters are not
         known = [block.mlp.fc2.weight.untyped_storage().data_ptr() for block in parts.blocks]
+        alike: list[list[Tensor]] | None = None  # blocks that hold copies only are children of one class
         for container in self.module.modules():
-            owned = [[p.detach() for p in child.parameters()] for child in container.children()]
-            if len(owned) == len(known) and all(
+            children = list(container.children())
+            owned = [[p.detach() for p in child.parameters()] for child in children]
+            if len(owned) != len(known):
+                continue
+            if all(
                 any(p.untyped_storage().data_ptr() == place for p in child)
                 for child, place in zip(owned, known, strict=True)
             ):
                 return [*owned, list(tensors_of(parts.head))]
-        raise VitrailError(f"the blocks of {self.name} are not the children of one module.")
+            if len({type(child) for child in children}) == 1 and all(owned):
+                alike = alike or owned
+        if alike is None:
+            raise VitrailError(f"the blocks of {self.name} are not the children of one module.")
+        return [*alike, list(tensors_of(parts.head))]
 
     @property
     def num_outputs(self) -> int:
@@ -75,8 +83,7 @@ class ViT(View):
 
     @cached_property
     def patch_size(self) -> tuple[int, int]:
-        height, width = self.architecture().embedding.weight.shape[-2:]
-        return height, width
+        return self.architecture().embedding.patch
 
     @property
     def grid(self) -> tuple[int, int]:

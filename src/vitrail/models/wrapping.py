@@ -87,9 +87,13 @@ def wrap(
         raise VitrailError(
             f"wrap() takes an nn.Module, but got {type(module).__name__}. To load by name: vitrail.load."
         )
-    if "_orig_mod" in module._modules and (module._forward_hooks or module._forward_pre_hooks):
-        raise VitrailError("the compiled module itself has hooks: register them on the inner module (_orig_mod).")
-    inner = getattr(module, "_orig_mod", module)  # a torch.compile'd model is unwrapped
+    inner, normalize = unwrapped(module)
+    if normalize is not None:
+        if mean is not None or std is not None:
+            raise VitrailError("the module normalises its inputs itself (Normalize): leave out mean= and std=.")
+        mean, std = normalize
+    if labels is None and inner is not module:
+        labels = _names_of_config(module)
     check_tensors(inner, of_any_kind=black_box or not _is_seen_through(inner))
     if not _is_of_zoo(inner) and processor is None and None in (img_size, mean, std):
         raise VitrailError(
@@ -108,6 +112,52 @@ def wrap(
     own_head = None if head is None else evaluation_clone(head)
     check_logits(view, partial(_own_logits, view=view, head=own_head, pool=pool))
     return view
+
+
+def unwrapped(module: nn.Module) -> tuple[nn.Module, tuple[Sequence[float], Sequence[float]] | None]:
+    """The network inside what training puts around it, and the mean and deviation of a Normalize before it.
+
+    What is taken off computes what the network computes: torch.compile, DataParallel and its like, the wrapper of
+    transformers around timm models, that of PEFT around a model with adapters.
+    """
+    if type(module).__name__ == "FullyShardedDataParallel":
+        raise VitrailError("the module is sharded (FSDP): gather its weights into a plain module, and give that one.")
+    inner: Any = module
+    package = type(module).__module__.partition(".")[0]
+    if "_orig_mod" in module._modules:
+        inner = module._orig_mod
+    elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = module.module
+    elif package == "transformers" and type(module).__name__ == "TimmWrapperForImageClassification":
+        inner = module.timm_model
+    elif package == "peft" and hasattr(module, "get_base_model"):
+        inner = module.get_base_model()
+    elif type(module) is nn.Sequential and len(module) == 2 and _is_normalize(module[0]):
+        inner = module[1]
+    if inner is module:
+        return module, None
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise VitrailError(
+            f"the {type(module).__name__} around the network has hooks: register them on the inner module "
+            f"({next(name for name, part in module.named_modules() if part is inner)})."
+        )
+    network, normalize = unwrapped(inner)
+    if type(module) is nn.Sequential:
+        first: Any = module[0]
+        return network, (list(first.mean), list(first.std))
+    return network, normalize
+
+
+def _is_normalize(module: nn.Module) -> bool:
+    """Whether it is torchvision's Normalize, of either version."""
+    kind = type(module)
+    return kind.__name__ == "Normalize" and kind.__module__.startswith("torchvision.transforms")
+
+
+def _names_of_config(module: Any) -> Mapping[int, str] | None:
+    """The class names in the configuration of a module of transformers."""
+    names = getattr(getattr(module, "config", None), "id2label", None)
+    return None if not names or all(name == f"LABEL_{i}" for i, name in names.items()) else names
 
 
 def outline(
@@ -173,12 +223,17 @@ def _seen_through(
     _check_size(module, adapter, preprocessing.size, img_size)
     describe = partial(adapter.describe, module, preprocessing.size, head, pool)
     architecture = _described(module, describe)  # refuse now, not at the first call
-    _, channels, *patch = architecture.embedding.weight.shape
-    if channels != 3:
-        raise refuse(module, f"it takes {channels} colour channels; only RGB models can be explained")
+    embedding = architecture.embedding
+    channels = embedding.weight.shape[1]
+    if embedding.stem is None and channels != 3:
+        raise refuse(
+            module,
+            f"it takes {channels} colour channels; only RGB models can be explained, or as a black box "
+            "nn.Sequential(channels, model), whose first part makes these of RGB",
+        )
     if head is not None:
         _check_width(architecture, name)
-    preprocessing = _whole_patches(preprocessing, patch)
+    preprocessing = _whole_patches(preprocessing, embedding.patch)
     if texts is None:
         return ViT(module, name, preprocessing, describe=describe)
     return ZeroShotViT(
@@ -203,6 +258,10 @@ def _black_box(
     view = BlackBox(module, name, _preprocess(module, size, img_size, processor), stage_names=features)
     known = f"logits and the features of {', '.join(view.stage_names)}" if view.stage_names else "logits"
     view.note = f"Explained as a black box, by its {known}; a plain ViT can be explained by every method."
+    inside = next((path for path, part in module.named_modules() if path and _is_seen_through(part)), None)
+    if inside is not None:
+        kind = type(module.get_submodule(inside)).__name__
+        view.note += f" It has one inside, {inside} ({kind}): give that to wrap(), with head= where it has none."
     return view
 
 
@@ -393,7 +452,10 @@ def _preprocess(
     requested = as_pair(img_size)
     size = requested or native
     if processor is not None:
-        base = Preprocess.from_huggingface(processor, native)
+        from_timm = hasattr(processor, "data_config")  # transformers' wrapper of timm models
+        base = (
+            Preprocess.from_timm(processor.data_config) if from_timm else Preprocess.from_huggingface(processor, native)
+        )
         return base if requested is None else base.resized(requested)
     if timm.is_timm(module):
         from timm.data import resolve_model_data_config
@@ -420,9 +482,8 @@ def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path |
         return read_labels(labels, count)
     module: Any = view.module
     if huggingface.is_huggingface(module):
-        names = getattr(module.config, "id2label", None) or {}
-        generic = all(name == f"LABEL_{i}" for i, name in names.items())
-        return None if generic or len(names) != view.num_outputs or count != len(names) else read_labels(names, count)
+        names = _names_of_config(module) or {}
+        return None if len(names) != view.num_outputs or count != len(names) else read_labels(names, count)
     return imagenet_labels(module, view.num_outputs)
 
 
