@@ -20,8 +20,7 @@ from PIL import Image
 from scipy.stats import spearmanr
 
 import vitrail
-from vitrail.data import Scenes
-from vitrail.data.images import image_files
+from vitrail.data import ImageFolder, Scenes
 from vitrail.models.view import View
 
 
@@ -67,7 +66,8 @@ def opened(spec: str, options: Any) -> tuple[View, list[Any]]:
         checkpoint, _, folder = rest.partition(":")
         size = {"img_size": 224} if "dinov2" in name else {}
         view = vitrail.load(name, checkpoint=checkpoint, device=options.device, **size)
-    images = image_files([str(folder)])
+    data = ImageFolder(folder)
+    images = [data.path(position) for position in range(len(data))]
     return view, [images[i] for i in draw.permutation(len(images))[: options.images]]
 
 

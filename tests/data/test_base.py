@@ -28,7 +28,7 @@ def test_items_slices_and_iteration():
     assert isinstance(part, DataSet)
     assert (part.ids, part.labels, part.name) == (["5", "3"], ("a", "b", "c"), "images")
     assert part[1].id == "3"
-    with pytest.raises(IndexError, match="example 7 of images asked for, there are 7"):
+    with pytest.raises(IndexError, match="index 7 is out of range: images has 7 examples"):
         data[7]
     with pytest.raises(TypeError):
         data["0"]
@@ -58,7 +58,7 @@ def test_wrong_subsets():
     for arguments, message in [
         ({}, "either n"),
         ({"n": 2, "indices": [1]}, "not both"),
-        ({"n": 6}, "n=6 was asked for, images has 5"),
+        ({"n": 6}, "cannot draw a subset of n=6: images has 5 examples"),
         ({"n": -1}, "n=-1"),
         ({"indices": [5]}, "index 5 is outside"),
         ({"indices": [-1]}, "index -1 is outside"),

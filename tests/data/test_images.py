@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data import images, open_data
-from vitrail.data.images import MAX_PIXELS, image_files, image_hash, open_image, read_image
+from vitrail.data.images import MAX_PIXELS, checked_file, image_hash, open_image, read_image
 from vitrail.data.paths import read_values
 from vitrail.errors import VitrailError
 
@@ -298,10 +298,8 @@ def test_folders_are_searched(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    found = image_files([tmp_path])
-    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a.jpg", "b.PNG", "deep/c.webp"]
-    assert image_files([tmp_path / "notes.txt"]) == [tmp_path / "notes.txt"]
-    assert image_files([str(tmp_path / "b.PNG"), tmp_path]) == [found[1], found[0], found[2]]
+    assert open_data(tmp_path).ids == ["a.jpg", "b.PNG", "deep/c.webp"]
+    assert open_data(tmp_path / "notes.txt").ids == ["notes.txt"]
 
 
 def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,22 +312,17 @@ def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return scan(folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    for opened in (image_files, lambda paths: open_data(paths[0])):
-        with pytest.raises(VitrailError, match=r"cannot read '.*closed': Permission denied\."):
-            opened([tmp_path / "closed"])
-    too_long = "./" + "a" * 5_000
-    for opened in (image_files, lambda paths: open_data(paths[0])):
-        with pytest.raises(VitrailError, match=r"cannot read '.*aaa': File name too long\."):
-            opened([too_long])
+    with pytest.raises(VitrailError, match=r"cannot read '.*closed': Permission denied\."):
+        open_data(tmp_path / "closed")
+    with pytest.raises(VitrailError, match=r"cannot read '.*aaa': File name too long\."):
+        open_data("./" + "a" * 5_000)
 
 
 def test_nothing_found(tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match=f"no image found in '{tmp_path}'"):
-        image_files([tmp_path])
-    with pytest.raises(VitrailError, match="empty list"):
-        image_files([])
+        open_data(tmp_path)
     with pytest.raises(VitrailError, match="not found"):
-        image_files([tmp_path / "missing.png"])
+        checked_file(tmp_path / "missing.png")
 
 
 def test_hash_depends_on_size_and_pixels_only() -> None:

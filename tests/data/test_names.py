@@ -150,7 +150,7 @@ def test_what_is_at_hand(tmp_path):
         ("scenes:5?colour=red", "scenes has no option 'colour'; its options: objects, n, seed, indices"),
         ("scenes:5?objects", "expected name=value"),
         ("scenes:5?n=x", "expected a non-negative integer"),
-        ("scenes:5?seed=4", "seed= was given without n="),
+        ("scenes:5?seed=4", "seed= needs n="),
         ("cifar10:x?classes=100", "cifar10 has no option 'classes'; its options: split, n"),
         (b"bytes", "a list of images, but got bytes"),
         (7, "but got int"),

@@ -116,7 +116,7 @@ def test_voc_errors(tmp_path):
         PascalVoc(tmp_path, year=2010)
     with pytest.raises(VitrailError, match=r"list 'test\.txt' of VOC 2012 was not found"):
         PascalVoc(tmp_path, split="test")
-    with pytest.raises(VitrailError, match="task='boxes'"):
+    with pytest.raises(VitrailError, match=r"task must be .* but got 'boxes'"):
         PascalVoc(tmp_path, task="boxes")
     voc_xml(folder / "Annotations" / "2007_000042.xml", [("unicorn", (1, 1, 5, 3))], (5, 3))
     with pytest.raises(VitrailError, match=r"2007_000042\.xml' cannot be read: it names the class 'unicorn'"):

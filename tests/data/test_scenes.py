@@ -95,5 +95,5 @@ def test_bad_arguments_say_what_is_wrong():
         Scenes(1, objects=3)
     with pytest.raises(ValueError, match="seed=-1"):
         Scenes(1, seed=-1)
-    with pytest.raises(IndexError, match="scene 4 asked for, there are 4"):
+    with pytest.raises(IndexError, match="index 4 is out of range: there are 4 scenes"):
         Scenes(4)[4]

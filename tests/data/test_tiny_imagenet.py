@@ -105,7 +105,7 @@ def test_official_errors(tmp_path):
     for row, message in [
         ("val_0.JPEG\tn09999999\t0\t0\t5\t5", r"class 'n09999999' is not in wnids\.txt"),
         (f"val_0.JPEG\t{TENCH}\t0\t0\t5", "line 1 has 5 columns, expected 6"),
-        (f"val_0.JPEG\t{TENCH}\t0\t0\t5\tx", "expected numbers"),
+        (f"val_0.JPEG\t{TENCH}\t0\t0\t5\tx", "box '0,0,5,x', expected four finite numbers"),
         ("", "image of the split 'val' was not found"),
     ]:
         text(listing, row)

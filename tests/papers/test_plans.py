@@ -16,10 +16,12 @@ import torch
 from rich.console import Console
 from tests.helpers import batch, features, viewed
 from tests.papers.miniatures import make_data, stand_in
+from typer.testing import CliRunner
 
 import vitrail
 from vitrail.bench.plan import ModelSpec
-from vitrail.cli.reproduce import as_text, list_targets, parse_data, run, show_result, show_targets
+from vitrail.cli.program import app
+from vitrail.cli.reproduce import as_text, list_targets, parse_data, show_result, show_targets
 from vitrail.data import open_data
 from vitrail.data.imagenet import imagenet_classes
 from vitrail.engine.maps import upsampled
@@ -281,15 +283,21 @@ def test_a_result_is_printed_whole_at_any_width(data: dict[str, str], tmp_path: 
 
 
 def test_the_command_runs_and_counts_what_failed(
-    data: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = parse_data([f"imagenet={data['imagenet']}", f"boxes={data['boxes']}"])
-    assert run("tis-figure4", given, None, 2, tmp_path, quick=True, as_json=True, load=stand_in) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["target"] == "tis-figure4"
-    assert len(told["cells"]) == 4
-    assert run("tis-table3", {"imagenet": "scenes:2"}, "scenes", 2, tmp_path, quick=True, device="cpu") == 0
-    assert vitrail.load("scenes").name in capsys.readouterr().out
+    shared = ["--images", "2", "--quick", "--out", str(tmp_path)]
+    locations = [f"--data=imagenet={data['imagenet']}", f"--data=boxes={data['boxes']}"]
+    with monkeypatch.context() as patch:
+        patch.setattr("vitrail.bench.run.load_model", stand_in)
+        result = CliRunner().invoke(app, ["reproduce", "tis-figure4", *locations, *shared, "--json"])
+    assert result.exit_code == 0
+    printed = json.loads(result.stdout)
+    assert printed["target"] == "tis-figure4"
+    assert len(printed["cells"]) == 4
+    words = ["reproduce", "tis-table3", "--data", "imagenet=scenes:2", "--model", "scenes", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*words, *shared])
+    assert result.exit_code == 0
+    assert vitrail.load("scenes").name in result.stdout
     for wrong in ("imagenet", "=x", "imagenet="):
         with pytest.raises(VitrailError, match="NAME=PATH"):
             parse_data([wrong])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,7 @@ SUITES = ("leaderboard",)
 LINE_EVERY = 30.0  # seconds
 
 
-@options.grouped(load_options=options.MODEL)
+@options.grouped(load_options=options.load_options)
 def bench(
     *,
     plan: Annotated[
@@ -95,55 +96,34 @@ def bench(
     if watch is not None:
         watch_run(watch)
         return
-    if plan is not None and str(plan) in SUITES and not plan.exists():
-        unused = {"--model": model, "--metrics": metrics, "--images": images, "--seed": seed, "--target": target,
-                  "--protocol": protocol, "--preset": preset, "--cluster": cluster, "--workers": workers,
-                  "--batch-size": batch_size, "--deterministic": deterministic or None,
-                  **{options.flag(name): value for name, value in load_options.items()}}  # fmt: skip
-        run_suite(
-            str(plan),
-            None if data is None else Path(data),
-            split_list(methods or []),
-            out=out or Path(f"vitrail-{plan}"),
-            device=device,
-            retry=retry,
-            shard=None if shard is None else Shard.parse(shard),
-            plugins=plugin or [],
-            unused=[name for name, value in unused.items() if value is not None],
-        )
-        return
-    settings = {"data": data, "methods": methods, "metrics": metrics, "images": images, "seed": seed, "target": target,
-                "protocol": protocol, "batch_size": batch_size, "deterministic": deterministic or None,
-                "maps": None if maps else False}  # fmt: skip
+    settings: dict[str, Any] = {
+        "metrics": metrics, "images": images, "seed": seed, "target": target, "protocol": protocol,
+        "batch_size": batch_size, "deterministic": deterministic or None,
+    }  # fmt: skip
     plugins = [path.expanduser().resolve() for path in plugin or []]
-    load_plugins(plugins)
-    failed = run(
-        make_plan(plan, model, load_options, settings, preset),
-        out or Path("vitrail-run"),
-        device,
-        retry,
-        cluster=cluster,
-        workers=workers,
-        plugins=plugins,
-        shard=None if shard is None else Shard.parse(shard),
-    )
+    part = None if shard is None else Shard.parse(shard)
+    measure = partial(run, device=device, retry=retry, plugins=plugins, shard=part)
+    if plan is not None and str(plan) in SUITES and not plan.exists():
+        others = {"model": model, **settings, "preset": preset, "cluster": cluster, "workers": workers, **load_options}
+        unused = [options.flag(name) for name, value in others.items() if value is not None]
+        if unused:
+            raise VitrailError(f"{plan} determines its models, metrics and images: leave out {', '.join(unused)}.")
+        load_plugins(plugins)
+        place = None if data is None else Path(data)
+        failed = run_suite(str(plan), place, split_list(methods or []), out or Path(f"vitrail-{plan}"), measure)
+    else:
+        load_plugins(plugins)
+        settings |= {"data": data, "methods": methods, "maps": None if maps else False}
+        chosen = make_plan(plan, model, load_options, settings, preset)
+        failed = measure(chosen, out or Path("vitrail-run"), cluster=cluster, workers=workers)
     if failed:
         raise typer.Exit(1)
 
 
 def run_suite(
-    name: str,
-    folder: Path | None,
-    methods: Sequence[str],
-    *,
-    out: Path,
-    device: str,
-    retry: bool,
-    shard: Shard | None,
-    plugins: Sequence[Path],
-    unused: Sequence[str],
-) -> None:
-    """Measures the pairs of a suite one after another and writes its page.
+    name: str, folder: Path | None, methods: Sequence[str], out: Path, measure: Callable[[Plan, Path], int]
+) -> int:
+    """Measures the pairs of a suite one after another and writes its page; returns the number of failures.
 
     The methods of plugins are measured beside the suite's reference.
     """
@@ -151,9 +131,6 @@ def run_suite(
     from vitrail.methods.registry import METHODS
     from vitrail.report.leaderboard import write_leaderboard
 
-    if unused:
-        raise VitrailError(f"{name} determines its models, metrics and images: leave out {', '.join(unused)}.")
-    load_plugins(plugins)
     added = [entry for entry, factory in METHODS.entries().items() if not factory.__module__.startswith("vitrail.")]
     suite = open_suite(name, folder, methods)
     if added and not methods:
@@ -165,12 +142,11 @@ def run_suite(
             console.print(f"[dim]{escape(f'{pair.title} is left out: there is no {pair.missing}.')}[/]", soft_wrap=True)
             continue
         console.print(f"[bold]{escape(pair.title)}[/]: {escape(pair.about)}", soft_wrap=True)
-        failed += run(pair.plan, out / pair.name, device, retry, plugins=plugins, shard=shard)
+        failed += measure(pair.plan, out / pair.name)
     measured = {call for pair in suite.pairs if pair.plan is not None for call in pair.plan.methods}
     page = write_leaderboard(out, suite.pairs, sorted(call for call in measured if call_name(call) in added))
     console.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
-    if failed:
-        raise typer.Exit(1)
+    return failed
 
 
 def make_plan(
@@ -207,13 +183,13 @@ def default_model(data: str) -> str:
 def run(
     plan: Plan,
     out: Path,
+    *,
     device: str,
     retry: bool,
-    *,
+    plugins: Sequence[Path],
+    shard: Shard | None,
     cluster: str | None = None,
     workers: int | None = None,
-    plugins: Sequence[Path] = (),
-    shard: Shard | None = None,
 ) -> int:
     """Runs the plan and prints a summary; returns the number of failures, earlier ones included."""
     if workers is not None and cluster is None:
@@ -234,13 +210,11 @@ def run(
         view = load_model(replace(spec, options={"device": device, **spec.options}))
         if cluster is None:
             text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
-            console.print(f"[dim]{escape(text)}[/]", soft_wrap=True)
+            console.print(text, style="dim", markup=False, soft_wrap=True)
         return view
 
-    console.print(
-        f"Run [bold]{escape(str(out))}[/]: Ctrl-C stops and keeps the results, the same command resumes.",
-        soft_wrap=True,
-    )
+    where = f"[bold]{escape(str(out))}[/]"
+    console.print(f"Run {where}: Ctrl-C stops and keeps the results, the same command resumes.", soft_wrap=True)
     store, data = Store(out), open_plan_data(plan)
     print_skipped(console, data.name, data.skipped)
     board = board_of(plan, store, data.ids, errors=not retry)
@@ -260,11 +234,9 @@ def run(
     except VitrailError as error:
         if board.started or isinstance(error.__cause__, OSError):
             rows = store.rows(["image"])
-            console.print(
-                f"The run stopped early: {plural(rows['image'].nunique(), 'image')} with {plural(len(rows), 'row')} "
-                f"measured so far, kept in [bold]{escape(str(out))}[/]; the same command resumes.",
-                soft_wrap=True,
-            )
+            measured = f"{plural(rows['image'].nunique(), 'image')} with {plural(len(rows), 'row')} measured so far"
+            text = f"The run stopped early: {measured}, kept in {where}; the same command resumes."
+            console.print(text, soft_wrap=True)
         raise
     if not live:
         console.print(final)
@@ -273,16 +245,13 @@ def run(
 
 
 def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:
-    images = f"{plural(outcome.images, 'image')} measured, {outcome.known} known before"
-    rows = plural(outcome.rows, "row")
-    console.print(f"{images}: {rows} in {outcome.seconds:.0f} s.", soft_wrap=True)
+    images, rows = plural(outcome.images, "image"), plural(outcome.rows, "row")
+    summary = f"{images} measured, {outcome.known} known before: {rows} in {outcome.seconds:.0f} s."
+    console.print(summary, soft_wrap=True)
     if outcome.failed:
         before = f" ({outcome.failed_before} in an earlier call: use --retry)" if outcome.failed_before else ""
-        first = escape(outcome.first_error or "")
-        console.print(
-            f"[red]{plural(outcome.failed, 'row')} could not be measured[/]{before}. First error: {first}",
-            soft_wrap=True,
-        )
+        failures = f"[red]{plural(outcome.failed, 'row')} could not be measured[/]{before}"
+        console.print(f"{failures}. First error: {escape(outcome.first_error or '')}", soft_wrap=True)
     console.print(f"Report: [bold]vitrail report {escape(str(out))}[/]", soft_wrap=True)
 
 
@@ -293,16 +262,12 @@ def watch_run(folder: Path, every: float = 2.0, once: bool = False) -> None:
 
     if not (folder / "plan.toml").exists():
         raise VitrailError(f"{folder} is not a run folder: it has no plan.toml.")
-    store = Store(folder)
-    plan = store.plan()
-    ids = image_ids(plan)
-    first = board_of(plan, store, ids)
+    store, watched_plan = Store(folder), None
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
-            began = time.monotonic()
-            if store.plan() != plan:  # resumed with another plan
-                plan = store.plan()
-                ids = image_ids(plan)
+            began, plan = time.monotonic(), store.plan()
+            if plan != watched_plan:  # at first, and when the run is resumed with another plan
+                watched_plan, ids = plan, image_ids(plan)
                 first = board_of(plan, store, ids)
             for spec in plan.models:
                 first.start(spec.name, began)

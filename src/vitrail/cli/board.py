@@ -19,6 +19,7 @@ from vitrail.bench.plan import Plan
 from vitrail.bench.run import Step, open_plan_data
 from vitrail.bench.store import Store
 from vitrail.calls import join_call, split_call
+from vitrail.cli.outputs import duration
 from vitrail.data.names import data_name
 from vitrail.errors import VitrailError
 from vitrail.evaluation import explained_classes
@@ -43,12 +44,15 @@ class Tally:
     mean: float = 0.0
     spread: float = 0.0  # sum of squared deviations from the mean
 
-    def add(self, rows: int, known: int, mean: float, spread: float) -> None:
-        self.rows += rows
-        if known:
-            total, shift = self.known + known, mean - self.mean
-            self.spread += spread + shift * shift * self.known * known / total
-            self.mean += shift * known / total
+    def add(self, values: pd.Series[float]) -> None:
+        """Adds the values of some rows; NaN is that of a failed or inapplicable one."""
+        self.rows += len(values)
+        known = values.dropna()
+        if len(known):
+            mean, total = float(known.mean()), self.known + len(known)
+            shift = mean - self.mean
+            self.spread += float(((known - mean) ** 2).sum()) + shift * shift * self.known * len(known) / total
+            self.mean += shift * len(known) / total
             self.known = total
 
     def __str__(self) -> str:
@@ -111,9 +115,9 @@ class Board:
             self.unread.update(frame.loc[frame["method"] == "", "model"])
             frame = frame[frame["method"] != ""]
             for key, members in frame.groupby(["model", "method", "metric", "explained"], sort=False):
-                _add(self.tallies.setdefault(key, Tally()), members["value"])
+                self.tallies.setdefault(key, Tally()).add(members["value"])
             for pair, members in frame.groupby(["model", "method"], sort=False):
-                _add(self.seconds.setdefault(pair, Tally()), members["seconds"])
+                self.seconds.setdefault(pair, Tally()).add(members["seconds"])
 
     @property
     def complete(self) -> bool:
@@ -253,19 +257,6 @@ def board_of(plan: Plan, store: Store, ids: Sequence[str] | None, errors: bool =
     # another version of a method, or other weights of a model, have other keys; the newest counts
     board.add(rows.drop_duplicates(["model", "image", "method", "params", "metric", "explained"], keep="last"))
     return board
-
-
-def duration(seconds: float) -> str:
-    """A duration in seconds, minutes or hours."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _add(tally: Tally, values: Any) -> None:
-    known = values.dropna()
-    mean = float(known.mean()) if len(known) else 0.0
-    tally.add(len(values), len(known), mean, float(((known - mean) ** 2).sum()))
 
 
 def _call(method: str, params: Any) -> str:

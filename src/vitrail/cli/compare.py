@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 COLUMNS = 6
 
 
-@options.grouped(load_options=options.MODEL, look=options.LOOK)
+@options.grouped(load_options=options.load_options, look=options.look)
 def compare(
     *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file.")],
@@ -87,79 +87,62 @@ def compare(
     texts = [text for question in questions for text in question.texts]
     view = load(model, device=device, dtype=dtype, **load_options).asked_about(texts)
     calls = every_method(view) if everything else choose(view, split_list(methods or []))
+    for question in questions:
+        question.check(view)
     built = build(view, calls, params)
-    parts = [shared_part(built, params), *(single_parts(built, params) if methods else ())]
-    run(built, questions, source, out, parts, look, trust)
+    ending = _ending(built, params, questions, named=bool(methods))
+    (stem,) = file_stems([source.path], out, ending)
+    run(built, questions, source, stem, look, trust)
 
 
-def run(
-    methods: list[Method],
-    questions: list[Question],
-    source: Source,
-    out: Path,
-    parts: list[str],
-    look: Look,
-    trust: bool = True,
-) -> Path:
+def run(methods: list[Method], questions: list[Question], source: Source, stem: Path, look: Look, trust: bool) -> None:
     """Writes the figure with its JSON file and prints where it is; after Ctrl-C, with the maps computed so far."""
     from vitrail.metrics.trust import COST
 
     console = Console(highlight=False)
     view = methods[0].model
-    for question in questions:
-        question.check(view)
     print_model(console, view)
     (label,) = true_classes(console, view, [source])
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every method
-    maps = len(methods) * len(questions)
     costs = [method.passes() for method in methods]
     passes = sum(forwards + 2 * backwards + 1 + COST * trust for forwards, backwards in costs)
     summary = plural(len(methods), "method")
     print_estimate(console, view, summary, passes * len(questions))
-    (stem,) = file_stems([source.path], out, _ending(view, parts, questions))
-    rows: list[list[Explanation]] = []
+    maps: list[Explanation] = []
     interrupt = None
     try:
-        _explain(console, source.path, label, methods, questions, rows, trust)
+        for explanation in _explanations(console, methods, questions, source.path, label):
+            if trust:
+                explanation.trust()
+            maps.append(explanation)
     except KeyboardInterrupt as error:
-        interrupt = error
-        rows = [row for row in rows if row]
-        if not rows:
+        if not maps:
             raise
-        summary = f"Stopped: {sum(map(len, rows))} of {plural(maps, 'map')}"
+        interrupt = error
+        summary = f"Stopped: {len(maps)} of {plural(len(methods) * len(questions), 'map')}"
     picture = stem.with_name(stem.name + ".png")
-    _write(picture, rows, look)
-    print_top(console, rows[0][0])
+    _write(picture, [maps[start : start + len(methods)] for start in range(0, len(maps), len(methods))], look)
+    print_top(console, maps[0])
     console.print(f"{summary} → [bold]{escape(str(picture))}[/]", soft_wrap=True)
     if interrupt:
         raise interrupt
-    return picture
 
 
-def _explain(
-    console: Console,
-    path: Path,
-    label: int | None,
-    methods: list[Method],
-    questions: list[Question],
-    rows: list[list[Explanation]],
-    trust: bool,
-) -> None:
-    """Fills the rows map by map, so that an interrupt leaves what is done."""
+def _explanations(
+    console: Console, methods: list[Method], questions: list[Question], path: Path, label: int | None
+) -> Iterator[Explanation]:
+    """The maps of all methods for the first question, then for the next."""
     from vitrail.api import explain_each, see
 
     view = methods[0].model
     picture = see(view, path)  # read once and shared by all explanations
     predicted = ranked_classes(view, picture)[0]
     for target, against in [question.classes(view, label, predicted) for question in questions]:
-        rows.append([])
         for method in track(methods, description="methods", console=console, transient=True):
             rival = against if method.info.class_specific else None
             for explanation in explain_each(method, [picture], target, rival):
                 explanation.true_label = None if label is None else view.label(label)
-                if trust:
-                    explanation.trust()
-                rows[-1].append(explanation)
+                yield explanation
 
 
 def _write(picture: Path, rows: list[list[Explanation]], look: Look) -> None:
@@ -170,23 +153,18 @@ def _write(picture: Path, rows: list[list[Explanation]], look: Look) -> None:
     write_together({picture: png_bytes(draw(rows, look)), picture.with_suffix(".json"): content})
 
 
-def _ending(view: View, parts: list[str], questions: list[Question]) -> str:
-    """What follows the image's name in the names of the results."""
-    class_parts = [question.parts(view)[0] for question in questions] + questions[0].parts(view)[1:]
-    return ".compare" + join_parts([*parts, *class_parts])
+def _ending(methods: list[Method], shared: dict[str, Any], questions: list[Question], named: bool) -> str:
+    """What follows the image's name in the names of the results: parameters and classes.
 
-
-def shared_part(methods: list[Method], shared: dict[str, Any]) -> str:
-    """The shared parameters in a file name."""
-    return params_part({key: shared[key] for key in shared if any(key in method.given() for method in methods)})
-
-
-def single_parts(methods: list[Method], shared: dict[str, Any]) -> Iterator[str]:
-    """The parameters of single methods in a file name, ``rise.masks-32``."""
-    for method in methods:
-        params = {name: value for name, value in method.given().items() if name not in shared or value != shared[name]}
-        if params:
-            yield f"{method.info.name}.{params_part(params)}"
+    Parameters of single methods, ``rise.masks-32``, only where the user named the methods.
+    """
+    view, settings = methods[0].model, [(method.info.name, method.given()) for method in methods]
+    parts = [params_part({key: shared[key] for key in shared if any(key in params for _, params in settings)})]
+    for name, params in settings if named else ():
+        single = {key: value for key, value in params.items() if key not in shared or value != shared[key]}
+        parts += [f"{name}.{params_part(single)}"] if single else []
+    parts += [question.parts(view)[0] for question in questions] + questions[0].parts(view)[1:]
+    return ".compare" + join_parts(parts)
 
 
 def build(view: View, calls: list[str], shared: dict[str, Any]) -> list[Method]:

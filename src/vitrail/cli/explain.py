@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,13 +20,13 @@ from rich.table import Table
 
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
-from vitrail.cli.outputs import file_stems, join_parts, params_part, plural
+from vitrail.cli.outputs import duration, file_stems, join_parts, params_part, plural
 from vitrail.cli.questions import ContrastError, Question
 from vitrail.cli.sources import Source, find_sources, skipped_files, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
 from vitrail.plugins import load_plugins
-from vitrail.show.look import DEFAULT_LOOK, Look
+from vitrail.show.look import Look
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,33 +37,11 @@ if TYPE_CHECKING:
     from vitrail.models.view import View
     from vitrail.show.legend import Legend
 
-STEPS = 32  # of insertion and deletion
 LONG = 10.0  # seconds from which an estimate is printed
-ORDERS = ("name", "probability", "trust")  # of a contact sheet
 COLUMNS = (
     "image", "true", "class", "label", "probability", "trust", "against", "method", "params", "picture", "seconds",
     "skipped", "error",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to explain of every image."""
-
-    question: Question
-    top: int
-    metrics: tuple[str, ...] = ()  # to score the map by
-    curves: bool = False
-    trust: bool = True
-    look: Look = DEFAULT_LOOK
-    sort: str | None = None
-
-    @property
-    def passes(self) -> float:
-        """The cost per map besides that of the method, in forward passes."""
-        from vitrail.metrics.trust import COST
-
-        return 1 + COST * self.trust + 2 * sum(_steps(name) + 1 for name in self.metrics)
 
 
 @dataclass(frozen=True)
@@ -78,20 +56,14 @@ class Tile:
     trust: float | None
 
 
-@dataclass
-class Report:
-    """The results of a run so far."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    tiles: list[Tile] = field(default_factory=list)
-    results: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def failures(self) -> int:
-        return sum(bool(row["error"]) for row in self.rows)
+ORDERS: dict[str, Callable[[Tile], Any]] = {  # of a contact sheet
+    "name": lambda tile: tile.name,
+    "probability": lambda tile: -tile.probability,
+    "trust": lambda tile: math.inf if tile.trust is None else -tile.trust,
+}
 
 
-@options.grouped(load_options=options.MODEL, look=options.LOOK)
+@options.grouped(load_options=options.load_options, look=options.look)
 def explain(
     *,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE-OR-FOLDER", help="Images, or folders of images.")],
@@ -114,7 +86,7 @@ def explain(
     score: Annotated[
         bool, typer.Option("--score", help="Score the map by insertion and deletion, with a random map beside it.")
     ] = False,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps of --score and --curves.")] = STEPS,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps of --score and --curves.")] = 32,
     curves: Annotated[bool, typer.Option("--curves", help="Score the map and plot the curves.")] = False,
     look: Look,
     sort: Annotated[
@@ -134,10 +106,9 @@ def explain(
     if top > 1 and target is not None:
         raise VitrailError("--top explains the most likely classes and --target a single class: use only one of them.")
     if sort is not None and sort not in ORDERS:
-        raise VitrailError(f"--sort must be {', '.join(ORDERS[:-1])} or {ORDERS[-1]}, but got {sort!r}.")
+        raise VitrailError(f"--sort must be name, probability or trust, but got {sort!r}.")
     if sort == "trust" and not trust:
         raise VitrailError("--sort trust and --no-trust contradict each other: use only one of them.")
-    metrics = (f"insertion(steps={steps})", f"deletion(steps={steps})") if score or curves else ()
     sources = find_sources(images, out)
     params = parse_parameters(param or [])
 
@@ -146,36 +117,22 @@ def explain(
     load_plugins(plugin or [])
     question = Question(target, against)
     view = load(model, device=device, dtype=dtype, **load_options).asked_about(question.texts)
-    request = Request(question, top, metrics, curves, trust, look, sort)
-    if run(_build(view, method, params), request, sources, out, as_json):
-        raise typer.Exit(1)
-
-
-def run(method: Method, request: Request, sources: list[Source], out: Path, as_json: bool = False) -> int:
-    """Explains every image and prints where the results are; returns the number of images that failed."""
-    console, view = Console(stderr=as_json, highlight=False), method.model
-    _check_classes(method, request)
-    print_model(console, view)
-    labels, paths = true_classes(console, view, sources), [source.path for source in sources]
-    forwards, backwards = method.passes()
-    passes = forwards + 2 * backwards + request.passes
-    count = len(paths) * request.top
-    print_estimate(console, view, f"{count} × {method.info.name}", passes * count)
-    view.known_fingerprint = view.fingerprint()  # hashed once, not for every image
-    report = Report()
-    try:
-        for path, label, stem in zip(paths, labels, file_stems(paths, out, _ending(method, request)), strict=True):
-            _explain_image(console, method, request, path, label, stem, report, alone=len(paths) == 1)
-    finally:
-        if len(paths) > 1 and report.rows:
-            report.rows += [
-                dict.fromkeys(COLUMNS, "") | {"image": str(path), "skipped": reason}
-                for path, reason in skipped_files(sources).items()
-            ]
-            _write_overview(console, out, report, request.sort)
+    run = Run(
+        console=Console(stderr=as_json, highlight=False),
+        method=_build(view, method, params),
+        question=question,
+        top=top,
+        steps=steps if score or curves else 0,
+        curves=curves,
+        trust=trust,
+        look=look,
+        sort=sort,
+    )
+    run.explain(sources, out)
     if as_json:
-        print(json.dumps(report.results, indent=1, default=str))  # noqa: T201
-    return report.failures
+        print(json.dumps(run.results, indent=1, default=str))  # noqa: T201
+    if run.failures:
+        raise typer.Exit(1)
 
 
 def _build(view: View, call: str | None, extra: dict[str, Any]) -> Method:
@@ -190,72 +147,143 @@ def _build(view: View, call: str | None, extra: dict[str, Any]) -> Method:
     return build_method(name, view, **params, **extra)
 
 
-def _ending(method: Method, request: Request) -> str:
-    """What follows the image's name in the names of its results."""
-    return f".{method.info.name}" + join_parts([params_part(method.given()), *request.question.parts(method.model)])
+@dataclass(kw_only=True)
+class Run:
+    """What to explain of every image, and the results so far."""
 
+    console: Console
+    method: Method
+    question: Question
+    top: int
+    steps: int  # of insertion and deletion, by which maps are scored; 0 = they are not
+    curves: bool
+    trust: bool
+    look: Look
+    sort: str | None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    tiles: list[Tile] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
 
-def _explain_image(
-    console: Console,
-    method: Method,
-    request: Request,
-    path: Path,
-    label: int | None,
-    stem: Path,
-    report: Report,
-    *,
-    alone: bool,
-) -> None:
-    """Explains one image; in a folder, an unreadable image is reported and the others go on."""
-    try:
-        explanations = list(_explanations(method, path, label, request))
-        for explanation in explanations:
-            if request.trust:
-                explanation.trust()
-            explanation.score(request.metrics)
-        chance = [explanation.random_scores(request.metrics) for explanation in explanations]
-        tile = _tile(path, explanations[0], request.look)
-        picture = _save(explanations, stem, request)
-    except VitrailError as error:
+    @property
+    def failures(self) -> int:
+        return sum(bool(row["error"]) for row in self.rows)
+
+    @property
+    def metrics(self) -> list[str]:
+        return [f"{name}(steps={self.steps})" for name in ("insertion", "deletion") if self.steps]
+
+    def explain(self, sources: list[Source], out: Path) -> None:
+        """Explains every image and prints where the results are."""
+        from vitrail.metrics.trust import COST
+
+        view, info = self.method.model, self.method.info
+        self.question.check(view)
+        for option, is_set in (("--against", self.question.against is not None), ("--top", self.top > 1)):
+            if is_set and not info.class_specific:
+                raise VitrailError(f"{option} has no effect: the map of {info.name} is the same for every class.")
+        print_model(self.console, view)
+        labels, paths = true_classes(self.console, view, sources), [source.path for source in sources]
+        forwards, backwards = self.method.passes()
+        passes = forwards + 2 * backwards + 1 + COST * self.trust + 2 * (self.steps + 1) * len(self.metrics)
+        count = len(paths) * self.top
+        print_estimate(self.console, view, f"{count} × {info.name}", passes * count)
+        view.known_fingerprint = view.fingerprint()  # hashed once, not for every image
+        ending = f".{info.name}" + join_parts([params_part(self.method.given()), *self.question.parts(view)])
+        try:
+            for path, label, stem in zip(paths, labels, file_stems(paths, out, ending), strict=True):
+                self.explain_image(path, label, stem, alone=len(paths) == 1)
+        finally:
+            if len(paths) > 1 and self.rows:
+                skipped = skipped_files(sources).items()
+                self.rows += [_row(path, skipped=reason) for path, reason in skipped]
+                self.write_overview(out)
+
+    def explain_image(self, path: Path, label: int | None, stem: Path, *, alone: bool) -> None:
+        """Explains one image; in a folder, an unreadable image is reported and the others go on."""
+        true_label = None if label is None else self.method.model.label(label)
+        try:
+            explanations = list(self._explanations(path, label))
+            for explanation in explanations:
+                explanation.true_label = true_label
+                if self.trust:
+                    explanation.trust()
+                explanation.score(self.metrics)
+            chance = [explanation.random_scores(self.metrics) for explanation in explanations]
+            tile = _tile(path, explanations[0], self.look)
+            picture = self._save(explanations, stem)
+        except VitrailError as error:
+            if alone:
+                raise
+            kind, colour = ("skipped", "yellow") if isinstance(error, ContrastError) else ("error", "red")
+            self.console.print(f"[{colour}]{escape(path.name)}[/]: {escape(str(error))}", soft_wrap=True)
+            self.rows.append(_row(path, true=true_label or "", **{kind: str(error)}))
+            self.results.append({"image": {"path": str(path)}, kind: str(error)})
+            return
+        first = explanations[0]
+        # recorded at once: Ctrl-C from here on must not leave a picture that is missing from the table
+        self.rows += [_explained_row(path, explanation, picture) for explanation in explanations]
+        self.tiles.append(tile)
+        self.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in explanations]
         if alone:
-            raise
-        kind, colour = ("skipped", "yellow") if isinstance(error, ContrastError) else ("error", "red")
-        console.print(f"[{colour}]{escape(path.name)}[/]: {escape(str(error))}", soft_wrap=True)
-        true = "" if label is None else method.model.label(label)
-        report.rows.append(dict.fromkeys(COLUMNS, "") | {"image": str(path), "true": true, kind: str(error)})
-        report.results.append({"image": {"path": str(path)}, kind: str(error)})
-        return
-    first = explanations[0]
-    # recorded at once: Ctrl-C from here on must not leave a picture that is missing from the table
-    report.rows += [_row(path, explanation, picture) for explanation in explanations]
-    report.tiles.append(tile)
-    report.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in explanations]
-    if alone:
-        print_top(console, first)
-    console.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _remark(first), soft_wrap=True)
-    for explanation, random in zip(explanations, chance, strict=True):
-        for line in _lines(explanation, random, alone):
-            name = f"{explanation.label}: " if len(explanations) > 1 else ""
-            console.print(f"  [dim]{escape(name + line)}[/]", soft_wrap=True)
+            print_top(self.console, first)
+        self.console.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _remark(first), soft_wrap=True)
+        for explanation, random in zip(explanations, chance, strict=True):
+            for line in _lines(explanation, random, alone):
+                name = f"{explanation.label}: " if len(explanations) > 1 else ""
+                self.console.print(f"  [dim]{escape(name + line)}[/]", soft_wrap=True)
 
+    def _explanations(self, path: Path, label: int | None) -> Iterator[Explanation]:
+        from vitrail.api import explain_each, see
 
-def _explanations(method: Method, path: Path, label: int | None, request: Request) -> Iterator[Explanation]:
-    from vitrail.api import explain_each, see
+        view, question = self.method.model, self.question
+        picture = see(view, path)
+        target: str | int | list[int] | None = question.target
+        count, rival = 1, None
+        if self.top > 1:
+            ranked = ranked_classes(view, picture)
+            rival = question.rival(view, label, ranked[0])
+            target = [index for index in ranked if index != rival][: self.top]
+            count = len(target)
+        elif question.needs_prediction:
+            target, rival = question.classes(view, label, ranked_classes(view, picture)[0])
+        return explain_each(self.method, [picture] * count, target, rival)
 
-    view, question = method.model, request.question
-    picture = see(view, path)
-    target: str | int | list[int] | None = question.target
-    count, rival = 1, None
-    if request.top > 1:
-        ranked = ranked_classes(view, picture)
-        rival = question.rival(view, label, ranked[0])
-        target = [index for index in ranked if index != rival][: request.top]
-        count = len(target)
-    elif question.needs_prediction:
-        target, rival = question.classes(view, label, ranked_classes(view, picture)[0])
-    for explanation in explain_each(method, [picture] * count, target, rival):
-        explanation.true_label = None if label is None else view.label(label)
-        yield explanation
+    def _save(self, explanations: list[Explanation], stem: Path) -> Path:
+        """Writes a picture and a JSON file per class, several classes also side by side, and the curves on request."""
+        from vitrail.show.figure import png_bytes, side_by_side
+
+        files: dict[str | os.PathLike[str], bytes] = {}
+        if self.curves:
+            plots = [explanation.curve_picture() for explanation in explanations]
+            files[stem.with_name(stem.name + ".curves.png")] = png_bytes(side_by_side(plots))
+        if len(explanations) == 1:
+            picture = stem.with_name(stem.name + ".png")
+            write_together({**files, **explanations[0].files(picture, self.look)})
+            return picture
+        for rank, explanation in enumerate(explanations, 1):
+            files |= explanation.files(stem.with_name(f"{stem.name}.{rank}.png"), self.look)
+        sheet = stem.with_name(f"{stem.name}.top{len(explanations)}.png")
+        pictures = [explanation.picture(**asdict(self.look)) for explanation in explanations]
+        write_together({**files, sheet: png_bytes(side_by_side(pictures))})
+        return sheet
+
+    def write_overview(self, out: Path) -> None:
+        """Writes the table and the contact sheet of several images."""
+        from vitrail.show.figure import png_bytes
+
+        buffer = io.StringIO()
+        scores = dict.fromkeys(name for row in self.rows for name in row if name not in COLUMNS)
+        writer = csv.DictWriter(buffer, [*COLUMNS[:-2], *scores, *COLUMNS[-2:]])
+        writer.writeheader()
+        writer.writerows(self.rows)
+        files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": printable(buffer.getvalue()).encode()}
+        if self.tiles:
+            files[out / "contact-sheet.png"] = png_bytes(draw_sheet(self.tiles, self.sort))
+        write_together(files)
+        names = " and ".join(f"[bold]{escape(str(path))}[/]" for path in files)
+        self.console.print(f"Overview: {names}", soft_wrap=True)
+        if self.failures:
+            self.console.print(f"[red]{plural(self.failures, 'image')} could not be explained[/]: see the table.")
 
 
 def ranked_classes(view: View, picture: Seen) -> list[int]:
@@ -283,34 +311,6 @@ def _tile(path: Path, explanation: Explanation, look: Look) -> Tile:
     return Tile(path.name, picture, caption, explanation.legend(look), explanation.probability, explanation.trust_score)
 
 
-def _save(explanations: list[Explanation], stem: Path, request: Request) -> Path:
-    """Writes a picture and a JSON file per class, several classes also side by side, and the curves on request."""
-    from vitrail.show.figure import png_bytes, side_by_side
-
-    files: dict[str | os.PathLike[str], bytes] = {}
-    if request.curves:
-        plots = [explanation.curve_picture() for explanation in explanations]
-        files[stem.with_name(stem.name + ".curves.png")] = png_bytes(side_by_side(plots))
-    if len(explanations) == 1:
-        picture = stem.with_name(stem.name + ".png")
-        write_together({**files, **explanations[0].files(picture, request.look)})
-        return picture
-    for rank, explanation in enumerate(explanations, 1):
-        files |= explanation.files(stem.with_name(f"{stem.name}.{rank}.png"), request.look)
-    sheet = stem.with_name(f"{stem.name}.top{len(explanations)}.png")
-    pictures = [explanation.picture(**asdict(request.look)) for explanation in explanations]
-    write_together({**files, sheet: png_bytes(side_by_side(pictures))})
-    return sheet
-
-
-def _check_classes(method: Method, request: Request) -> None:
-    """Refuses invalid classes before any work."""
-    request.question.check(method.model)
-    for option, is_set in (("--against", request.question.against is not None), ("--top", request.top > 1)):
-        if is_set and not method.info.class_specific:
-            raise VitrailError(f"{option} has no effect: the map of {method.info.name} is the same for every class.")
-
-
 def print_model(console: Console, view: View) -> None:
     size = f"{view.size[0]}×{view.size[1]}"
     console.print(f"Model [bold]{escape(view.name)}[/]: {view.num_classes} classes, {size} pixels.", soft_wrap=True)
@@ -331,13 +331,7 @@ def print_estimate(console: Console, view: View, work: str, passes: float) -> No
             durations.append(time.perf_counter() - begin)
     seconds = min(durations) / len(blank) * passes
     if seconds > LONG:
-        console.print(f"{work}: about {_duration(seconds)}. Ctrl-C stops and keeps the results so far.")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        console.print(f"{work}: about {duration(seconds)}. Ctrl-C stops and keeps the results so far.")
 
 
 def print_top(console: Console, explanation: Explanation) -> None:
@@ -358,48 +352,33 @@ def _remark(explanation: Explanation) -> str:
 
 def _lines(explanation: Explanation, random: dict[str, float], alone: bool) -> Iterator[str]:
     """What is printed below a result: trust; for a single image also its split score, errors and storage; scores."""
-    lines = [
-        explanation.trust_line,
-        *([explanation.score_line, explanation.error_line, explanation.storage_line] if alone else []),
-    ]
-    yield from (line for line in lines if line)
+    details = [explanation.score_line, explanation.error_line, explanation.storage_line] if alone else []
+    yield from filter(None, [explanation.trust_line, *details])
     if random:
         measured = [(split_call(name)[0], explanation.scores[name], value) for name, value in random.items()]
         scores = [f"{name} {score:.3f} (random {value:.3f})" for name, score, value in measured]
         yield f"{', '.join(scores)}; higher is better for insertion, lower for deletion"
 
 
-def _steps(metric: str) -> int:
-    return int(split_call(metric)[1]["steps"])
+def _row(path: Path, **values: Any) -> dict[str, Any]:
+    """A row of the table; columns without a value are empty."""
+    return dict.fromkeys(COLUMNS, "") | {"image": str(path)} | values
 
 
-def _row(path: Path, explanation: Explanation, picture: Path) -> dict[str, Any]:
-    values = (
-        str(path), explanation.true_label or "", explanation.target, explanation.label,
-        f"{explanation.probability:.6f}", "" if explanation.trust_score is None else f"{explanation.trust_score:.4f}",
-        explanation.against_label or "", explanation.method,
-        json.dumps(explanation.params, default=str), str(picture), f"{explanation.seconds:.3f}", "", "",
-    )  # fmt: skip
-    scores = {name: f"{value:.6f}" for name, value in explanation.scores.items()}
-    return {**dict(zip(COLUMNS, values, strict=True)), **scores}
-
-
-def _write_overview(console: Console, out: Path, report: Report, order: str | None) -> None:
-    """The table and the contact sheet of several images."""
-    from vitrail.show.figure import png_bytes
-
-    buffer = io.StringIO()
-    scores = dict.fromkeys(name for row in report.rows for name in row if name not in COLUMNS)
-    writer = csv.DictWriter(buffer, [*COLUMNS[:-2], *scores, *COLUMNS[-2:]])
-    writer.writeheader()
-    writer.writerows(report.rows)
-    files: dict[str | os.PathLike[str], bytes] = {out / "explanations.csv": printable(buffer.getvalue()).encode()}
-    if report.tiles:
-        files[out / "contact-sheet.png"] = png_bytes(draw_sheet(report.tiles, order))
-    write_together(files)
-    console.print("Overview: " + " and ".join(f"[bold]{escape(str(path))}[/]" for path in files), soft_wrap=True)
-    if report.failures:
-        console.print(f"[red]{plural(report.failures, 'image')} could not be explained[/]: see the table.")
+def _explained_row(path: Path, explanation: Explanation, picture: Path) -> dict[str, Any]:
+    values = {
+        "true": explanation.true_label or "",
+        "class": explanation.target,
+        "label": explanation.label,
+        "probability": f"{explanation.probability:.6f}",
+        "trust": "" if explanation.trust_score is None else f"{explanation.trust_score:.4f}",
+        "against": explanation.against_label or "",
+        "method": explanation.method,
+        "params": json.dumps(explanation.params, default=str),
+        "picture": str(picture),
+        "seconds": f"{explanation.seconds:.3f}",
+    }
+    return _row(path, **values, **{name: f"{value:.6f}" for name, value in explanation.scores.items()})
 
 
 def draw_sheet(tiles: list[Tile], order: str | None) -> Image.Image:
@@ -407,15 +386,6 @@ def draw_sheet(tiles: list[Tile], order: str | None) -> Image.Image:
     from vitrail.show.figure import contact_sheet, labelled
     from vitrail.show.legend import shared_legends
 
-    sheet = contact_sheet([(tile.picture, tile.caption) for tile in _sorted(tiles, order)])
+    shown = tiles if order is None else sorted(tiles, key=ORDERS[order])
+    sheet = contact_sheet([(tile.picture, tile.caption) for tile in shown])
     return labelled(sheet, "", "", shared_legends([tile.legend for tile in tiles]))
-
-
-def _sorted(tiles: list[Tile], order: str | None) -> list[Tile]:
-    if order == "name":
-        return sorted(tiles, key=lambda tile: tile.name)
-    if order == "probability":
-        return sorted(tiles, key=lambda tile: -tile.probability)
-    if order == "trust":
-        return sorted(tiles, key=lambda tile: math.inf if tile.trust is None else -tile.trust)
-    return tiles

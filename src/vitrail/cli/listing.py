@@ -71,34 +71,29 @@ def list_models(pattern: str) -> list[dict[str, Any]]:
     from vitrail.models import embedded
     from vitrail.models.names import kind_of_view
 
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for name in embedded.names():
         if fnmatchcase(name, pattern):
             about = embedded.card(name)["architecture"]
-            rows.append(_model_row(name, "embedded", about["num_classes"], (about["img_size"],) * 2, "tokens"))
+            size = about["img_size"]
+            rows.append((name, "embedded", about["num_classes"], f"{size}×{size}", "tokens"))
     for name in timm.list_models(pattern):
         kind = kind_of_view(name)
         if kind is None:
             continue
         config = timm.get_pretrained_cfg(name, allow_unregistered=True)
         if config is None:
-            rows.append(_model_row(name, None, None, None, kind))
+            rows.append((name, None, None, None, kind))
         else:
+            _, height, width = config.input_size
             tag = config.tag if config.has_weights else None
-            rows.append(_model_row(name, tag, config.num_classes, config.input_size[1:], kind))
+            rows.append((name, tag, config.num_classes, f"{height}×{width}", kind))
     if not rows:
         raise VitrailError(
             f"no model matches {pattern!r}: Hugging Face models are named hf:ORG/NAME, torchvision models "
             "torchvision:NAME."
         )
-    return rows
-
-
-def _model_row(
-    name: str, tag: str | None, classes: int | None, size: tuple[int, ...] | None, view: str
-) -> dict[str, Any]:
-    resolution = None if size is None else f"{size[0]}×{size[1]}"
-    return {"name": name, "tag": tag, "classes": classes, "input": resolution, "view": view}
+    return [dict(zip(("name", "tag", "classes", "input", "view"), row, strict=True)) for row in rows]
 
 
 def list_metrics(pattern: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The files that ``vitrail explain`` and ``vitrail compare`` write: their names."""
+"""The names of the files that ``vitrail explain`` and ``vitrail compare`` write, and words for numbers."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ def file_stems(paths: Sequence[Path], out: Path, ending: str) -> list[Path]:
 def plural(count: int, noun: str) -> str:
     """``1 map``, ``2 maps``"""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """A duration in seconds, minutes or hours."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _is_free(stem: Path, image: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import functools
 import io
 import logging
 import os
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperArgument, TyperCommand
@@ -50,12 +51,7 @@ class Command(TyperCommand):
                 parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
 
 
-app = typer.Typer(
-    name="vitrail",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 
 @app.callback(invoke_without_command=True)
@@ -81,7 +77,8 @@ def main() -> None:
     # matplotlib, used for its fonts and colour maps, complains where it cannot write its cache
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with warnings.catch_warnings(), _sigterm_as_keyboard_interrupt() as sigterms:
-        warnings.showwarning = _UniqueWarnings()
+        warn_once = functools.cache(functools.partial(_print_error, "[yellow]Warning:[/]"))
+        warnings.showwarning = lambda message, *_: warn_once(str(message))
         code = _run()
         if code == INTERRUPTED:
             _print_error("\nvitrail:", "stopped; everything written so far is complete.")
@@ -147,37 +144,13 @@ def _flush() -> None:
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     """Error handler of the output's encoding: ASCII replacements where there are any, else escapes."""
     assert isinstance(error, UnicodeEncodeError)
-    characters = error.object[error.start : error.end]
-    return "".join(ASCII.get(character) or _escape(character) for character in characters), error.end
-
-
-def _escape(character: str) -> str:
-    return printable(character).encode("ascii", "backslashreplace").decode()
+    replaced = (ASCII.get(character) or printable(character) for character in error.object[error.start : error.end])
+    return "".join(replaced).encode("ascii", "backslashreplace").decode(), error.end
 
 
 def _fail(message: str) -> int:
     _print_error("[bold red]Error:[/]", message)
     return 1
-
-
-class _UniqueWarnings:
-    """Prints every warning once."""
-
-    def __init__(self) -> None:
-        self.printed: set[str] = set()
-
-    def __call__(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if str(message) not in self.printed:
-            self.printed.add(str(message))
-            _print_error("[yellow]Warning:[/]", str(message))
 
 
 def _print_error(prefix: str, text: str) -> None:

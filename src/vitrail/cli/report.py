@@ -29,16 +29,11 @@ def report(
     ] = False,
 ) -> None:
     """Write tables, figures and an HTML page from benchmark runs."""
-    run(runs, out, comma_separated(formats), stale)
-
-
-def run(folders: list[Path], out: Path | None, formats: list[str], stale: bool = False) -> list[Path]:
-    """Writes the report and prints a summary; returns the files written."""
     from vitrail.report.report import report as write_report
     from vitrail.report.tables import error_count
 
     console = Console(highlight=False)
-    summary, paths = write_report(folders, out, formats, stale)
+    summary, paths = write_report(runs, out, comma_separated(formats), stale)
     results = summary.results
     for index, setting in enumerate(results.settings):
         name = f"{setting.label}: " if setting.label else ""
@@ -55,4 +50,3 @@ def run(folders: list[Path], out: Path | None, formats: list[str], stale: bool =
         console.print(f"[yellow]{plural(error_count(summary), 'error')}[/], listed in the report")
     for path in sorted(paths, key=lambda path: path.suffix != ".html"):
         console.print(f"→ [bold]{escape(str(path))}[/]", soft_wrap=True)
-    return paths

@@ -17,12 +17,12 @@ from rich.table import Table
 
 from vitrail.cli.options import Device, Json, Retry, comma_separated
 from vitrail.errors import VitrailError
-from vitrail.papers.catalogue import PaperTarget, targets
+from vitrail.papers.catalogue import targets
 from vitrail.progress import counted
 
 if TYPE_CHECKING:
     from vitrail.bench.plan import ModelSpec
-    from vitrail.bench.run import Loader, Step
+    from vitrail.bench.run import Step
     from vitrail.models.view import View
     from vitrail.papers.cells import PaperCell
     from vitrail.papers.claims import Verdict
@@ -56,27 +56,49 @@ def reproduce(
     if listing or target is None:
         show_targets(list_targets(target or "*"), as_json)
         return
-    failed = run(target, parse_data(data or []), model, images, out, only=comma_separated(only), quick=quick,
-                 retry=retry, device=device, as_json=as_json)  # fmt: skip
-    if failed:
+    from vitrail.bench.run import load_model
+    from vitrail.papers.reproduction import reproduce as measure
+
+    console = Console(highlight=False, stderr=as_json)
+
+    def load(spec: ModelSpec) -> View:
+        return load_model(spec if device == "auto" else replace(spec, options={"device": device, **spec.options}))
+
+    result = measure(
+        target,
+        parse_data(data or []),
+        model,
+        images,
+        out,
+        only=comma_separated(only),
+        quick=quick,
+        retry=retry,
+        load=load,
+        tell=lambda text: console.print(escape(text), soft_wrap=True),
+        watch=Bar().see,
+    )
+    if as_json:
+        print(json.dumps(result.as_dict(), indent=1))  # noqa: T201
+    else:
+        show_result(result, console)
+    if result.failed:
         raise typer.Exit(1)
 
 
 def list_targets(pattern: str = "*") -> list[dict[str, Any]]:
     """Every table and figure: what it compares, on which models, and which data it needs."""
-    return [_describe(target) for name, target in targets().items() if fnmatchcase(name, pattern)]
-
-
-def _describe(target: PaperTarget) -> dict[str, Any]:
-    data = [f"[{need.name}]" if need.optional else need.name for need in target.needs()]
-    return {
-        "target": target.name,
-        "what": target.title,
-        "models": "; ".join(model.label for model in target.models.values()),
-        "data": ", ".join(data),
-        "methods": len(target.methods),
-        "paper": target.paper,
-    }
+    return [
+        {
+            "target": name,
+            "what": target.title,
+            "models": "; ".join(model.label for model in target.models.values()),
+            "data": ", ".join(f"[{need.name}]" if need.optional else need.name for need in target.needs()),
+            "methods": len(target.methods),
+            "paper": target.paper,
+        }
+        for name, target in targets().items()
+        if fnmatchcase(name, pattern)
+    ]
 
 
 def show_targets(rows: Sequence[Mapping[str, Any]], as_json: bool = False) -> None:
@@ -102,50 +124,6 @@ def parse_data(assignments: Sequence[str]) -> dict[str, str]:
             raise VitrailError(f"--data is given as NAME=PATH, but got {text!r}.")
         paths[name] = path
     return paths
-
-
-def run(
-    target: str,
-    data: Mapping[str, str],
-    model: str | Sequence[str] | None,
-    images: int | None,
-    out: Path,
-    *,
-    only: Sequence[str] = (),
-    quick: bool = False,
-    retry: bool = False,
-    device: str = "auto",
-    as_json: bool = False,
-    load: Loader | None = None,
-) -> int:
-    """Measures a target, prints it beside the published numbers, and returns the number of cells without a value."""
-    from vitrail.bench.run import load_model
-    from vitrail.papers.reproduction import reproduce as measure
-
-    console, bar = Console(highlight=False, stderr=as_json), Bar()
-    loader = load or load_model
-
-    def load_on_device(spec: ModelSpec) -> View:
-        return loader(replace(spec, options={"device": device, **spec.options}))
-
-    result = measure(
-        target,
-        data,
-        model,
-        images,
-        out,
-        only=only,
-        quick=quick,
-        retry=retry,
-        load=loader if device == "auto" else load_on_device,
-        tell=lambda text: console.print(escape(text), soft_wrap=True),
-        watch=bar.see,
-    )
-    if as_json:
-        print(json.dumps(result.as_dict(), indent=1))  # noqa: T201
-    else:
-        show_result(result, console)
-    return len(result.failed)
 
 
 class Bar:

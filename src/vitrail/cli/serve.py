@@ -20,7 +20,7 @@ MODELS = ("photo", "scenes")
 BACKLOG = 512
 
 
-@options.grouped(load_options=options.MODEL)
+@options.grouped(load_options=options.load_options)
 def serve(
     *,
     model: Annotated[
@@ -94,12 +94,10 @@ def check_options(settings: Settings, models: list[str]) -> None:
 
 def with_token(settings: Settings) -> Settings:
     """The settings with a token where the address is not a loopback address."""
-    if settings.token is not None and (not settings.token.isascii() or not settings.token.isprintable()
-                                       or " " in settings.token or not settings.token):  # fmt: skip
+    token = settings.token
+    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise VitrailError("--token must be printable ASCII without spaces: it is sent in an HTTP header.")
-    if settings.token is None and not is_loopback(settings.host):
-        return replace(settings, token=secrets.token_urlsafe(24))
-    return settings
+    return settings if token or is_loopback(settings.host) else replace(settings, token=secrets.token_urlsafe(24))
 
 
 def bind(settings: Settings) -> socket.socket:

@@ -33,7 +33,7 @@ class Source:
 def find_sources(places: list[str], out: Path) -> list[Source]:
     """The images to explain, without earlier results; raises if results cannot be written to ``out``."""
     from vitrail.data.folder import ImageFolder
-    from vitrail.data.images import image_files
+    from vitrail.data.images import checked_file
 
     existing = next(folder for folder in (out, *out.parents) if os.path.lexists(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -44,7 +44,7 @@ def find_sources(places: list[str], out: Path) -> list[Source]:
     sources: dict[Path, Source] = {}
     for place in places:
         if not Path(place).is_dir():
-            sources |= {path: Source(path) for path in image_files([place])}
+            sources[Path(place)] = Source(checked_file(place))
             continue
         folder = ImageFolder(place)
         listed = [Source(folder.path(position), folder, folder.label(position)) for position in range(len(folder))]

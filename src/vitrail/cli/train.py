@@ -13,7 +13,7 @@ from rich.markup import escape
 from vitrail.cli import options
 
 
-@options.grouped(load_options=options.MODEL)
+@options.grouped(load_options=options.load_options)
 def train_explainer(
     *,
     model: options.ModelName = None,

@@ -17,8 +17,8 @@ from .names import DATA_SETS as DATA_SETS
 from .names import data_set as data_set
 from .names import open_data as open_data
 from .pets import OxfordPets as OxfordPets
-from .scene_data import SceneData as SceneData
 from .scenes import Scene as Scene
+from .scenes import SceneData as SceneData
 from .scenes import SceneObject as SceneObject
 from .scenes import Scenes as Scenes
 from .tiny_imagenet import TinyImageNet as TinyImageNet

@@ -25,16 +25,13 @@ def annotated(
     labelled = [(None if o.label is None else remap(o.label), o) for o in example.objects]
     shown = [o for index, o in labelled if index in (target, None)] or [o for index, o in labelled if index == label]
     drawn = [box for box in map(_box, shown) if box is not None]
-    preprocessing, device = view.preprocessing, view.device
-    region, others = (
-        _region(view, example, objects) for objects in (shown, [o for _, o in labelled if o not in shown])
-    )
+    ignore = example.ignore
     return {
-        "region": None if region is None else region.to(device),
+        "region": _region(view, example, shown),
         "from_masks": bool(shown) and all(o.mask is not None for o in shown),
-        "boxes": preprocessing.boxes(drawn, example.image.size) if shown else None,
-        "others": None if others is None else others.to(device),
-        "ignore": None if example.ignore is None else preprocessing.mask(example.ignore).to(device),
+        "boxes": view.preprocessing.boxes(drawn, example.image.size) if shown else None,
+        "others": _region(view, example, [o for _, o in labelled if o not in shown]),
+        "ignore": None if ignore is None else view.preprocessing.mask(ignore).to(view.device),
     }
 
 
@@ -63,7 +60,7 @@ def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor |
             region |= view.preprocessing.mask(item.mask)
         elif item.box is not None:
             region |= fill_boxes(view.preprocessing.boxes([item.box], example.image.size), view.size)
-    return region
+    return region.to(view.device)
 
 
 def _matched(view: View, names: Sequence[str]) -> tuple[dict[int, int], VitrailError | None]:

@@ -106,7 +106,7 @@ class DataSet(Sequence[Example], ABC):
         try:
             position = range(len(self))[operator.index(index)]
         except IndexError:
-            raise IndexError(f"example {index} of {self.name} asked for, there are {len(self)}") from None
+            raise IndexError(f"index {index} is out of range: {self.name} has {len(self)} examples") from None
         return self.load(position)
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class DataSet(Sequence[Example], ABC):
             return Subset(self, read_indices(indices) if isinstance(indices, str | Path) else indices)
         count = operator.index(n)  # type: ignore[arg-type]
         if not 0 <= count <= len(self):
-            raise VitrailError(f"a subset of n={count} was asked for, {self.name} has {len(self)} examples.")
+            raise VitrailError(f"cannot draw a subset of n={count}: {self.name} has {len(self)} examples.")
         return Subset(self, np.sort(np.random.default_rng(seed).permutation(len(self))[:count]).tolist())
 
 
@@ -152,12 +152,12 @@ class Subset(DataSet):
         if wrong:
             raise VitrailError(f"index {wrong[0]} is outside {data.name}, which has {len(data)} examples from 0.")
         if len(set(self.indices)) != len(self.indices):
-            raise VitrailError("the indices of a subset name an example twice: give each once.")
+            raise VitrailError("the indices of a subset contain an example twice: list each only once.")
 
     @property
     def ids(self) -> list[str]:
-        every = self.data.ids
-        return [every[index] for index in self.indices]
+        ids = self.data.ids
+        return [ids[index] for index in self.indices]
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vitrail.data.paths import broken, missing, read_bytes, read_text
 from vitrail.errors import VitrailError
 
 _PIXELS = 3 * 32 * 32
+_broken = partial(broken, "CIFAR file")
 _UNPACK = "unpack the archive again"
 _BATCH_FILES = {
     (10, "test"): ["test_batch"],
@@ -80,7 +82,7 @@ def _read_binary(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[n
     before = 1 if classes == 10 else 2
     data = np.frombuffer(read_bytes(path, "CIFAR file", _UNPACK), dtype=np.uint8)
     if not len(data) or len(data) % (before + _PIXELS):
-        raise broken("CIFAR file", path, f"{len(data)} bytes, expected a multiple of {before + _PIXELS}")
+        raise _broken(path, f"{len(data)} bytes, expected a multiple of {before + _PIXELS}")
     records = data.reshape(-1, before + _PIXELS)
     return _checked(records[:, before - 1], classes, path), records[:, before:]
 
@@ -88,21 +90,17 @@ def _read_binary(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[n
 def _read_python(path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     content = read_plain_pickle(path)
     labels, pixels = content.get(b"labels" if classes == 10 else b"fine_labels"), content.get(b"data")
-    if not isinstance(pixels, _Array) or not isinstance(labels, list) or not all(type(x) is int for x in labels):
-        raise broken("CIFAR file", path, "expected a list of labels and an array of pixels")
+    if not isinstance(pixels, _Recorded) or not isinstance(labels, list) or not all(type(x) is int for x in labels):
+        raise _broken(path, "expected a list of labels and an array of pixels")
     array = pixels.numpy(path)
     if array.shape != (len(labels), _PIXELS) or not labels:
-        raise broken(
-            "CIFAR file", path, f"{len(labels)} labels and pixels {array.shape}, expected n and (n, {_PIXELS})"
-        )
+        raise _broken(path, f"{len(labels)} labels and pixels {array.shape}, expected n and (n, {_PIXELS})")
     return _checked(np.asarray(labels), classes, path), array
 
 
 def _checked(labels: NDArray[Any], classes: int, path: Path) -> NDArray[np.uint8]:
     if labels.min() < 0 or labels.max() >= classes:
-        raise broken(
-            "CIFAR file", path, f"it has label {labels.max()}, expected 0…{classes - 1}: is it the other CIFAR?"
-        )
+        raise _broken(path, f"it has label {labels.max()}, expected 0…{classes - 1}: is it the other CIFAR?")
     return labels.astype(np.uint8)
 
 
@@ -118,19 +116,20 @@ def _python_names(folder: Path, classes: int) -> list[str] | None:
         return None
     names = read_plain_pickle(folder / file).get(key)
     if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
-        raise broken("CIFAR file", folder / file, f"expected a list of names under {key!r}")
+        raise _broken(folder / file, f"expected a list of names under {key!r}")
     return [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names]
 
 
-class _Array:
-    """Stands for numpy's array while unpickling: it keeps what the pickle says, and nothing of numpy is called.
+class _Recorded:
+    """Stands for numpy's array and dtype while unpickling: it keeps what the pickle says; numpy is not called.
 
     The stand-ins are classes with a `__setstate__` of their own, so that no pickle can set attributes on them.
     """
 
     state: Any = None
 
-    def __init__(self, *_: Any) -> None: ...
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -138,20 +137,11 @@ class _Array:
     def numpy(self, path: Path) -> NDArray[np.uint8]:
         try:
             _version, shape, kind, column_major, data = self.state
-            if kind.name not in (b"u1", "u1") or type(data) is not bytes:
+            if kind.arguments[0] not in (b"u1", "u1") or type(data) is not bytes:
                 raise ValueError("expected bytes")
             return np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if column_major else "C")
-        except (TypeError, ValueError, AttributeError) as error:
-            raise broken("CIFAR file", path, f"its pixels are not an array of bytes ({error})") from None
-
-
-class _Type:
-    """Stands for numpy's dtype while unpickling."""
-
-    def __init__(self, name: Any = None, *_: Any) -> None:
-        self.name = name
-
-    def __setstate__(self, state: Any) -> None: ...
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise _broken(path, f"its pixels are not an array of bytes ({error})") from None
 
 
 class _Encoded:
@@ -166,10 +156,10 @@ class _Encoded:
 
 
 _STANDS_FOR: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Type,
+    ("numpy.core.multiarray", "_reconstruct"): _Recorded,
+    ("numpy._core.multiarray", "_reconstruct"): _Recorded,
+    ("numpy", "ndarray"): _Recorded,
+    ("numpy", "dtype"): _Recorded,
     ("_codecs", "encode"): _Encoded,
 }
 
@@ -177,7 +167,7 @@ _STANDS_FOR: dict[tuple[str, str], Any] = {
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _STANDS_FOR:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which CIFAR files have no use for")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which CIFAR files never need")
         return _STANDS_FOR[module, name]
 
 
@@ -188,7 +178,7 @@ def read_plain_pickle(path: Path) -> dict[Any, Any]:
         # The files come from Python 2, whose texts are bytes.
         content = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a damaged pickle raises almost anything
-        raise broken("CIFAR file", path, f"refused as a pickle ({str(error) or type(error).__name__})") from None
+        raise _broken(path, f"refused as a pickle ({str(error) or type(error).__name__})") from None
     if not isinstance(content, dict):
-        raise broken("CIFAR file", path, f"it holds {type(content).__name__}, expected a dictionary")
+        raise _broken(path, f"it holds {type(content).__name__}, expected a dictionary")
     return {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.base import Mask
+
 SIZE = 64
 UNIT = 1024  # a shape is described in coordinates where its circumscribed circle has this radius
 TURN = 4096  # sines and cosines are integers out of this
 
 Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Shape = Callable[[Ints, Ints], Mask]
 
 ROWS, COLUMNS = np.mgrid[0:SIZE, 0:SIZE].astype(np.int64)

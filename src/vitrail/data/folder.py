@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container
 from pathlib import Path
 
-from vitrail.data.base import DataSet, Example, Mask, Object
+from vitrail.data.base import Example, Listed, Mask, Object
 from vitrail.data.images import UNREADABLE, files_under, no_images, open_image, picture_suffixes, read_image
 from vitrail.data.label_tables import Row, read_table
 from vitrail.data.paths import MASK_MODES, find_file, find_folder, folder_names, inside, read_values
@@ -41,7 +40,7 @@ def label_of(path: Path) -> tuple[str | int | None, bool]:
     return path.parent.name or None, False
 
 
-class ImageFolder(DataSet):
+class ImageFolder(Listed):
     """Images of a folder, without the pictures that vitrail wrote.
 
     With a table (`labels.tsv` or `labels.csv` is found by itself), the images it lists, in its order; see
@@ -60,19 +59,16 @@ class ImageFolder(DataSet):
         """
         self.root = find_folder([Path(root)], "the folder of images", Path(root), "check the path")
         self.name = self.root.resolve().name or "folder"
-        self.table = self._find_table(table)
+        self.table = table_of(self.root)
+        if table is not None:
+            places = [Path(table), self.root / table]
+            self.table = find_file(places, f"the table '{table}'", self.root, "check the path")
         files = self._files()
         self._rows = self._classes_of_folders(files) if self.table is None else self._table_rows(self.table)
         self._ids = [printable(row.file) for row in self._rows]
         self._listed = {row.file for row in self._rows}
-        masks = {row.mask or Path(row.file).with_suffix(".png").as_posix() for row in self._rows}
-        self.skipped = {
-            printable(file): self._reason(file) for file in files if file not in self._listed and file not in masks
-        }
-
-    @property
-    def ids(self) -> list[str]:
-        return self._ids
+        used = self._listed.union(map(_mask_name, self._rows))
+        self.skipped = {printable(file): self._reason(file) for file in files if file not in used}
 
     def load(self, position: int) -> Example:
         row = self._rows[position]
@@ -95,11 +91,6 @@ class ImageFolder(DataSet):
     def label(self, position: int) -> int | None:
         """The label of an image, which is not read."""
         return self._rows[position].label
-
-    def _find_table(self, table: str | Path | None) -> Path | None:
-        if table is not None:
-            return find_file([Path(table), self.root / table], f"the table '{table}'", self.root, "check the path")
-        return table_of(self.root)
 
     def _table_rows(self, path: Path) -> list[Row]:
         table = read_table(path)
@@ -126,7 +117,7 @@ class ImageFolder(DataSet):
         if not pictures and any(map(is_result, files_under(self.root))):
             raise VitrailError(f"there are no images in '{self.root}' besides earlier results of vitrail.")
         if not pictures:
-            raise no_images([self.root], files)
+            raise no_images(self.root, files)
         names = sorted({file.partition("/")[0] for file in pictures if "/" in file})
         self.labels = tuple(map(printable, names)) or None
         place = {name: index for index, name in enumerate(names)}
@@ -152,14 +143,9 @@ class ImageFolder(DataSet):
 
     def _mask(self, row: Row, path: Path, size: tuple[int, int]) -> tuple[Mask | None, Mask | None]:
         """(object, ignored pixels) of the mask that belongs to an image, if there is one."""
-        if row.mask is not None:
-            mask_path = self.root / row.mask
-        else:
-            beside = path.with_suffix(".png")
-            name = Path(os.path.relpath(beside, self.root)).as_posix()
-            if name in self._listed or not beside.is_file():
-                return None, None
-            mask_path = beside
+        mask_path = self.root / _mask_name(row)
+        if row.mask is None and (_mask_name(row) in self._listed or not mask_path.is_file()):
+            return None, None
         values = read_values(mask_path, "mask")
         if values.shape != (size[1], size[0]):
             raise VitrailError(
@@ -167,6 +153,11 @@ class ImageFolder(DataSet):
                 f"as its image '{path}'."
             )
         return read_mask(values, mask_path)
+
+
+def _mask_name(row: Row) -> str:
+    """The mask of an image: the one that the table names, or the .png beside the image."""
+    return row.mask or Path(row.file).with_suffix(".png").as_posix()
 
 
 def _is_written(path: Path) -> bool:

@@ -23,7 +23,6 @@ from vitrail.data.paths import (
 )
 from vitrail.data.xml_boxes import read_xml_boxes
 from vitrail.errors import VitrailError
-from vitrail.geometry import Box
 
 IMAGENETTE_WNIDS = (
     "n01440764", "n02102040", "n02979186", "n03000684", "n03028079",
@@ -126,17 +125,14 @@ class ImageNet(Listed):
         return next((path for path in candidates if path.is_file()), None)
 
     def _objects(self, picture: Picture, path: Path) -> tuple[Object, ...]:
-        annotation = read_xml_boxes(path)
-        across, down = (
-            (stored / declared for stored, declared in zip(picture.stored_size, annotation.size, strict=True))
-            if annotation.size
-            else (1.0, 1.0)
-        )
+        declared_size, boxes = read_xml_boxes(path)
+        (width, height), (declared_width, declared_height) = picture.stored_size, declared_size or picture.stored_size
+        across, down = width / declared_width, height / declared_height
         objects = []
-        for name, (x0, y0, x1, y1) in annotation.objects:
+        for name, (x0, y0, x1, y1) in boxes:
             if _WNID.fullmatch(name) and name not in self._index:
                 continue
-            box: Box | None = picture.box((x0 * across, y0 * down, x1 * across, y1 * down))
+            box = picture.box((x0 * across, y0 * down, x1 * across, y1 * down))
             if box is not None:
                 # Some dogs of the training set carry their name instead of the wnid: label None, the image's own.
                 objects.append(Object(self._index.get(name), box))
@@ -156,13 +152,11 @@ class Imagenette(Listed):
         how = "download imagenette2 from github.com/fastai/imagenette and give its folder"
         self.folder = find_folder([root / split], f"the Imagenette folder '{split}'", root, how)
         wnids, names = imagenet_classes()
-        every = index_of(wnids)
+        indices = [wnids.index(wnid) for wnid in IMAGENETTE_WNIDS]
         if own_classes(classes):
-            self._index = index_of(IMAGENETTE_WNIDS)
-            self.labels = tuple(names[every[wnid]] for wnid in IMAGENETTE_WNIDS)
+            self._index, self.labels = index_of(IMAGENETTE_WNIDS), tuple(names[index] for index in indices)
         else:
-            self._index = {wnid: every[wnid] for wnid in IMAGENETTE_WNIDS}
-            self.labels = names
+            self._index, self.labels = dict(zip(IMAGENETTE_WNIDS, indices, strict=True)), names
         files, self._labels = class_folder_files(self.folder, self._index, self.name)
         self._ids = [f"{split}/{name}" for name in files]
 
@@ -174,7 +168,7 @@ class Imagenette(Listed):
 def own_classes(classes: str) -> bool:
     """Whether labels count a data set's own classes, instead of ImageNet's 1000."""
     if classes not in ("own", "imagenet"):
-        raise VitrailError(f'classes={classes!r} was given, expected "own" or "imagenet".')
+        raise VitrailError(f'classes must be "own" or "imagenet", but got {classes!r}.')
     return classes == "own"
 
 

@@ -29,8 +29,7 @@ class ImageNetSegmentation(Listed):
         Args:
             path: `gtsegs_ijcv.mat`, or its folder.
         """
-        given = Path(path)
-        self.path = given / "gtsegs_ijcv.mat" if given.is_dir() else given
+        self.path = Path(path) / "gtsegs_ijcv.mat" if Path(path).is_dir() else Path(path)
         if not self.path.is_file():
             raise missing("the file of ImageNet-Segmentation", self.path, "download gtsegs_ijcv.mat and give its path")
         self._file: Any = None

@@ -17,7 +17,6 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vitrail.errors import VitrailError
-from vitrail.files import reading
 
 ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray[Any, Any]
 
@@ -58,35 +57,16 @@ def read_image(source: ImageSource) -> Image.Image:
         return _to_rgb(_from_array(source), "the given array")
     if not isinstance(source, str | os.PathLike):
         raise VitrailError(f"an image must be a path, a PIL image or a uint8 array, but got {type(source).__name__}.")
-    path = _checked_file(source)
+    path = checked_file(source)
     with open_image(path) as image:
         return _to_rgb(image, f"'{path}'")
 
 
-@reading()
-def image_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Lists the files that `paths` name: files as they are, folders searched recursively in sorted order.
-
-    In folders only image suffixes count and hidden files and folders are skipped. A file is listed once.
-    """
-    roots = [Path(path) for path in paths]
-    files: dict[Path, None] = {}
-    for path in roots:
-        if path.is_dir():
-            files.update(dict.fromkeys(file for file in files_under(path) if file.suffix.lower() in picture_suffixes()))
-        else:
-            files[_checked_file(path)] = None
-    if not files:
-        raise no_images(roots, [name for path in roots if path.is_dir() for name in files_under(path)])
-    return list(files)
-
-
-def no_images(roots: Iterable[Path], files: Iterable[str | Path]) -> VitrailError:
-    """The error for folders without images that can be read; ``files`` is what they hold."""
-    where = ", ".join(f"'{path}'" for path in roots) or "an empty list of paths"
+def no_images(folder: Path, files: Iterable[str]) -> VitrailError:
+    """The error for a folder without images that can be read; ``files`` is what it holds."""
     hints = dict.fromkeys(hint for file in files if (hint := UNREADABLE.get(Path(file).suffix.lower())))
     reason = "; ".join(hints) or "give image files, or folders that hold some (.jpg, .png, …)"
-    return VitrailError(f"no image found in {where}: {reason}.")
+    return VitrailError(f"no image found in '{folder}': {reason}.")
 
 
 def image_hash(image: Image.Image) -> str:
@@ -97,7 +77,7 @@ def image_hash(image: Image.Image) -> str:
     return digest.hexdigest()
 
 
-def _checked_file(source: str | os.PathLike[str]) -> Path:
+def checked_file(source: str | os.PathLike[str]) -> Path:
     """The path if it is a non-empty regular file."""
     path = Path(source)
     try:

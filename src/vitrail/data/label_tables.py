@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
-from vitrail.data.paths import broken, read_numbers, read_text, require_unique
+from vitrail.data.paths import broken, read_box, read_text, require_unique
 from vitrail.geometry import Box
 
 _WHAT = "table"
@@ -64,8 +66,8 @@ def read_table(path: Path) -> Table:
     labels, names, numbered = _labels(cells, path)
     boxes, masks = cells.get("boxes", [""] * len(files)), cells.get("mask", [""] * len(files))
     rows = [
-        Row(file, label, _read_boxes(box, path), mask or None)
-        for file, label, box, mask in zip(files, labels, boxes, masks, strict=True)
+        Row(file, label, tuple(read_box(box.split(","), _WHAT, path) for box in text.split(";") if box), mask or None)
+        for file, label, text, mask in zip(files, labels, boxes, masks, strict=True)
     ]
     return Table(rows, names, numbered)
 
@@ -87,26 +89,20 @@ def _split(path: Path) -> list[list[str]]:
     return lines
 
 
-def _columns(lines: list[list[str]]) -> list[list[str]]:
-    """Turns lines into columns; cells missing at the end of a line are empty."""
-    width = max(map(len, lines))
-    return [[line[number] if number < len(line) else "" for line in lines] for number in range(width)]
-
-
-def _headed_cells(kinds: list[str], lines: list[list[str]], path: Path) -> dict[str, list[str]]:
+def _headed_cells(kinds: list[str], lines: list[list[str]], path: Path) -> dict[str, Sequence[str]]:
     """The columns that a header names."""
     known = [kind for kind in kinds if kind]
     if len(set(known)) != len(known):
         raise broken(_WHAT, path, f"two columns of its header mean the same, they are: {', '.join(known)}")
     if not lines:
         raise broken(_WHAT, path, "it has a header and no line")
-    return {kind: column for kind, column in zip(kinds, _columns(lines), strict=False) if kind}
+    return {kind: column for kind, column in zip(kinds, zip_longest(*lines, fillvalue=""), strict=False) if kind}
 
 
-def _headerless_cells(lines: list[list[str]]) -> dict[str, list[str]]:
+def _headerless_cells(lines: list[list[str]]) -> dict[str, Sequence[str]]:
     """The columns of a table without a header; those after the second are recognised by their content."""
-    columns = _columns(lines)
-    cells = dict(zip(("file", "label"), columns, strict=False))
+    columns = list(zip_longest(*lines, fillvalue=""))
+    cells: dict[str, Sequence[str]] = dict(zip(("file", "label"), columns, strict=False))
     for column in columns[2:]:
         filled = [cell for cell in column if cell]
         if all(map(_BOXES.fullmatch, filled)):
@@ -117,7 +113,7 @@ def _headerless_cells(lines: list[list[str]]) -> dict[str, list[str]]:
     return cells
 
 
-def _labels(cells: dict[str, list[str]], path: Path) -> tuple[list[int | None], tuple[str, ...] | None, bool]:
+def _labels(cells: dict[str, Sequence[str]], path: Path) -> tuple[list[int | None], tuple[str, ...] | None, bool]:
     """The label of each line, the names of the classes, and whether the table has numbers."""
     values = next((cells[kind] for kind in ("label", "wnid", "name") if kind in cells), None)
     if values is None or not any(values):
@@ -137,13 +133,3 @@ def _labels(cells: dict[str, list[str]], path: Path) -> tuple[list[int | None], 
     if count > 1_000_000:
         raise broken(_WHAT, path, f"it has the class number {count - 1}, expected numbers from 0")
     return labels, tuple(class_names.get(label, "") for label in range(count)), True
-
-
-def _read_boxes(text: str, path: Path) -> tuple[Box, ...]:
-    boxes = []
-    for part in filter(None, text.split(";")):
-        numbers = read_numbers(part.split(","), _WHAT, path)
-        if len(numbers) != 4:
-            raise broken(_WHAT, path, f"box {part!r}, expected x0,y0,x1,y1")
-        boxes.append((numbers[0], numbers[1], numbers[2], numbers[3]))
-    return tuple(boxes)

@@ -32,7 +32,9 @@ class InMemory(Listed):
         """
         self.name, self.labels = name, None if labels is None else tuple(labels)
         self._items = [self._checked(item, number) for number, item in enumerate(items)]
-        self._ids = self._find_ids()
+        numbers = [str(number) for number in range(len(self._items))]
+        ids = list(map(_id, self._items, numbers))
+        self._ids = ids if len(set(ids)) == len(ids) else numbers
 
     def load(self, position: int) -> Example:
         item = self._items[position]
@@ -62,11 +64,8 @@ class InMemory(Listed):
             raise VitrailError(f"item {number} has the label {index}, expected 0{count}.")
         return index
 
-    def _find_ids(self) -> list[str]:
-        ids = []
-        for number, item in enumerate(self._items):
-            if isinstance(item, Example):
-                ids.append(item.id)
-            else:
-                ids.append(printable(Path(item[0]).name) if isinstance(item[0], str | os.PathLike) else str(number))
-        return ids if len(set(ids)) == len(ids) else [str(number) for number in range(len(ids))]
+
+def _id(item: Example | tuple[ImageSource, int | None], number: str) -> str:
+    if isinstance(item, Example):
+        return item.id
+    return printable(Path(item[0]).name) if isinstance(item[0], str | os.PathLike) else number

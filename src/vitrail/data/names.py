@@ -13,8 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from vitrail.data.base import DataSet, Joined
 from vitrail.data.crops import Crops
 from vitrail.data.memory import InMemory
-from vitrail.data.scene_data import SceneData
-from vitrail.data.scenes import Scene, Scenes
+from vitrail.data.scenes import Scene, SceneData, Scenes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, reading
 from vitrail.registry import Registry
@@ -28,12 +27,11 @@ O = TypeVar("O", bound=Opener)
 class BuiltIn:
     """A built-in data set: its module is imported when it is opened. `fixed` holds the options that its name sets."""
 
-    module: str
     class_name: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def _class(self) -> Callable[..., DataSet]:
-        opener: Callable[..., DataSet] = getattr(import_module(f"vitrail.data.{self.module}"), self.class_name)
+        opener: Callable[..., DataSet] = getattr(import_module("vitrail.data"), self.class_name)
         return opener
 
     def __call__(self, place: str, **options: Any) -> DataSet:
@@ -81,18 +79,18 @@ def open_samples(place: str = "") -> Crops:
 
 
 for _name, _entry in {
-    "imagenet": BuiltIn("imagenet", "ImageNet"),
-    "imagenet_s": BuiltIn("imagenet_s", "ImageNetS"),
-    "imagenet_segmentation": BuiltIn("imagenet_segmentation", "ImageNetSegmentation"),
-    "cifar10": BuiltIn("cifar", "Cifar", {"classes": 10}),
-    "cifar100": BuiltIn("cifar", "Cifar", {"classes": 100}),
-    "imagenette": BuiltIn("imagenet", "Imagenette"),
-    "pets": BuiltIn("pets", "OxfordPets"),
-    "voc": BuiltIn("voc", "PascalVoc"),
-    "coco": BuiltIn("coco", "Coco"),
-    "tiny_imagenet": BuiltIn("tiny_imagenet", "TinyImageNet"),
-    "mura": BuiltIn("mura", "Mura"),
-    "folder": BuiltIn("folder", "ImageFolder"),
+    "imagenet": BuiltIn("ImageNet"),
+    "imagenet_s": BuiltIn("ImageNetS"),
+    "imagenet_segmentation": BuiltIn("ImageNetSegmentation"),
+    "cifar10": BuiltIn("Cifar", {"classes": 10}),
+    "cifar100": BuiltIn("Cifar", {"classes": 100}),
+    "imagenette": BuiltIn("Imagenette"),
+    "pets": BuiltIn("OxfordPets"),
+    "voc": BuiltIn("PascalVoc"),
+    "coco": BuiltIn("Coco"),
+    "tiny_imagenet": BuiltIn("TinyImageNet"),
+    "mura": BuiltIn("Mura"),
+    "folder": BuiltIn("ImageFolder"),
 }.items():
     DATA_SETS.add(_name, _entry, __name__)
 
@@ -135,7 +133,7 @@ def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> Dat
     if not subset:
         return data
     if set(subset) == {"seed"}:
-        raise VitrailError("seed= was given without n=: it draws a subset of n examples (for scenes: scenes:200@7).")
+        raise VitrailError("seed= needs n=: it draws a subset of n examples (for scenes: scenes:200@7).")
     return data.subset(**subset)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from vitrail.data.images import open_image
 from vitrail.errors import VitrailError
 from vitrail.files import printable, reading
+from vitrail.geometry import Box
 
 PICTURE_SUFFIXES = frozenset(".bmp .gif .jpeg .jpg .png .ppm .tif .tiff .webp".split())
 
@@ -36,18 +38,19 @@ def broken(what: str, path: str | Path, why: str) -> VitrailError:
 
 def find_folder(candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
     """The first candidate that is a folder."""
-    folder = next((path for path in candidates if path.is_dir()), None)
-    if folder is None:
-        raise missing(what, root, how)
-    return folder
+    return _find(Path.is_dir, candidates, what, root, how)
 
 
 def find_file(candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
     """The first candidate that is a file."""
-    file = next((path for path in candidates if path.is_file()), None)
-    if file is None:
+    return _find(Path.is_file, candidates, what, root, how)
+
+
+def _find(is_kind: Callable[[Path], bool], candidates: Iterable[Path], what: str, root: Path, how: str) -> Path:
+    path = next(filter(is_kind, candidates), None)
+    if path is None:
         raise missing(what, root, how)
-    return file
+    return path
 
 
 def inside(root: Path, name: str, source: str | Path) -> Path:
@@ -106,15 +109,15 @@ def read_rows(path: Path, what: str, least: int, separator: str | None = None) -
     return rows
 
 
-def read_numbers(values: Sequence[str], what: str, path: Path) -> list[float]:
-    """Turns columns of a table into finite numbers."""
+def read_box(values: Sequence[str], what: str, path: Path) -> Box:
+    """Turns columns of a table into a box."""
     try:
-        numbers = [float(value) for value in values]
+        x0, y0, x1, y1 = map(float, values)
     except ValueError:
-        raise broken(what, path, f"expected numbers, found {list(values)}") from None
-    if not np.isfinite(numbers).all():
-        raise broken(what, path, f"expected finite numbers, found {list(values)}")
-    return numbers
+        x0 = y0 = x1 = y1 = math.nan
+    if not np.isfinite([x0, y0, x1, y1]).all():
+        raise broken(what, path, f"box {','.join(values)!r}, expected four finite numbers x0,y0,x1,y1")
+    return x0, y0, x1, y1
 
 
 def read_integer(value: str, what: str, path: Path) -> int:

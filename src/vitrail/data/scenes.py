@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from vitrail.data.base import DataSet, Example, Mask, Object
 from vitrail.data.drawing import SHAPES, SIZE, Canvas, Dice, place_shape
 from vitrail.geometry import tight_box
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +42,8 @@ class Scene:
 class Scenes(Sequence[Scene]):
     """`n` scenes of one or two objects of different classes; `objects=1` or `objects=2` fixes the number.
 
-    Scenes are drawn when asked for. The class decides the shape of an object and nothing else: size, place,
-    rotation, colour and texture are drawn without looking at it.
+    Scenes are drawn on access. The class decides the shape of an object and nothing else: size, place,
+    rotation, colour and texture are independent of it.
     """
 
     labels: tuple[str, ...] = tuple(SHAPES)
@@ -73,8 +74,51 @@ class Scenes(Sequence[Scene]):
         try:
             position = range(self.n)[index]
         except IndexError:
-            raise IndexError(f"scene {index} asked for, there are {self.n}") from None
+            raise IndexError(f"index {index} is out of range: there are {self.n} scenes") from None
         return draw_scene(self.seed, position, self.objects)
+
+
+class SceneData(DataSet):
+    """One example for each object of each scene; its label is that object's class, its objects are all of the scene.
+
+    A scene of two objects gives two examples of the same image: an explanation of either class must find its own.
+    Ids are the scene's number, the object's number and its class: "12-0-star".
+    """
+
+    name = "scenes"
+    labels = Scenes.labels
+
+    def __init__(self, scenes: int | Sequence[Scene], seed: int = 0, objects: int | None = None) -> None:
+        """Uses the given scenes, or draws some.
+
+        Args:
+            scenes: scenes, or how many to draw.
+            seed: of the scenes to draw.
+            objects: number of objects in each scene to draw, 1 or 2; None = either.
+        """
+        self.scenes = Scenes(scenes, seed, objects) if isinstance(scenes, int) else scenes
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int, int]]:
+        """(scene, object, label) of every example; scenes that are drawn are drawn once for this."""
+        return [
+            (number, place, item.label)
+            for number, scene in enumerate(self.scenes)
+            for place, item in enumerate(scene.objects)
+        ]
+
+    @property
+    def ids(self) -> list[str]:
+        return [f"{number}-{place}-{self.labels[label]}" for number, place, label in self._places]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def load(self, position: int) -> Example:
+        number, place, label = self._places[position]
+        scene = self.scenes[number]
+        objects = tuple(Object(item.label, item.box, item.mask) for item in scene.objects)
+        return Example(f"{number}-{place}-{self.labels[label]}", Image.fromarray(scene.image), label, objects)
 
 
 def draw_scene(seed: int, index: int, objects: int | None = None) -> Scene:

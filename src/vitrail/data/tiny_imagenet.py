@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,14 @@ from vitrail.data.paths import (
     inside,
     missing,
     picture_names,
+    read_box,
     read_integer,
-    read_numbers,
     read_rows,
 )
 from vitrail.errors import VitrailError
 from vitrail.geometry import Box, clip_box
+
+_Image: TypeAlias = tuple[str, int | None, Box | None]  # id, label and box, as the annotations have it
 
 _GET = "download tiny-imagenet-200.zip from cs231n.stanford.edu and give the unpacked folder"
 
@@ -56,12 +59,12 @@ class TinyImageNet(Listed):
         self._ids, self.labels = self._source.ids, self._source.names
 
     def load(self, position: int) -> Example:
-        image, label, inclusive = self._source.read(position)
-        box = None
-        if inclusive is not None:
-            x0, y0, x1, y1 = inclusive
+        image, label, last_pixels = self._source.read(position)
+        objects: tuple[Object, ...] = ()
+        if last_pixels is not None:
+            x0, y0, x1, y1 = last_pixels
             box = clip_box((x0, y0, x1 + 1, y1 + 1), *image.size)
-        objects = () if box is None else (Object(label, box),)
+            objects = () if box is None else (Object(label, box),)
         return Example(self._ids[position], image, label, objects)
 
 
@@ -73,10 +76,8 @@ class _Official:
         self.wnids = sorted(row[0] for row in read_rows(wnids, "the list of classes", 1))
         self.names = self._words(root / "words.txt")
         self.root = root
-        self.ids: list[str] = []
-        self.labels: list[int | None] = []
-        self.boxes: list[Box | None] = []
-        {"val": self._add_validation, "train": self._add_training, "test": self._add_test}[split]()
+        self.images = list({"val": self._validation, "train": self._training, "test": self._test}[split]())
+        self.ids = [name for name, _, _ in self.images]
         if not self.ids:
             raise missing(f"an image of the split '{split}'", root, _GET)
 
@@ -86,37 +87,29 @@ class _Official:
             words = {row[0]: row[1].strip() for row in read_rows(path, "the list of names", 2, "\t")}
         return [words.get(wnid, wnid) for wnid in self.wnids]
 
-    def _label(self, wnid: str, source: Path) -> int:
-        if wnid not in self.wnids:
-            raise broken("annotation", source, f"class {wnid!r} is not in wnids.txt")
-        return self.wnids.index(wnid)
-
-    def _add(self, folder: str, name: str, label: int | None, box: list[str], source: Path) -> None:
-        self.ids.append(f"{folder}/{name}")
-        self.labels.append(label)
-        self.boxes.append(_four(read_numbers(box, "annotation", source)) if box else None)
-
-    def _add_validation(self) -> None:
+    def _validation(self) -> Iterator[_Image]:
         path = self.root / "val" / "val_annotations.txt"
         find_file([path], "the file val/val_annotations.txt", self.root, _GET)
         for name, wnid, *box in read_rows(path, "annotation", 6):
-            self._add("val/images", name, self._label(wnid, path), box[:4], path)
+            if wnid not in self.wnids:
+                raise broken("annotation", path, f"class {wnid!r} is not in wnids.txt")
+            yield f"val/images/{name}", self.wnids.index(wnid), read_box(box[:4], "annotation", path)
 
-    def _add_training(self) -> None:
+    def _training(self) -> Iterator[_Image]:
         for label, wnid in enumerate(self.wnids):
             path = self.root / "train" / wnid / f"{wnid}_boxes.txt"
             if path.is_file():
                 for name, *box in read_rows(path, "annotation", 5):
-                    self._add(f"train/{wnid}/images", name, label, box[:4], path)
+                    yield f"train/{wnid}/images/{name}", label, read_box(box[:4], "annotation", path)
 
-    def _add_test(self) -> None:
+    def _test(self) -> Iterator[_Image]:
         folder = self.root / "test" / "images"
         for name in picture_names(folder) if folder.is_dir() else []:
-            self._add("test/images", name, None, [], folder)
+            yield f"test/images/{name}", None, None
 
     def read(self, position: int) -> tuple[Image.Image, int | None, Box | None]:
-        path = inside(self.root, self.ids[position], "the annotations of Tiny-ImageNet")
-        return read_image(path), self.labels[position], self.boxes[position]
+        name, label, box = self.images[position]
+        return read_image(inside(self.root, name, "the annotations of Tiny-ImageNet")), label, box
 
 
 class _Packed:
@@ -158,12 +151,8 @@ class _Packed:
                 image = read_image(stored)
         except (OSError, ValueError, SyntaxError, VitrailError, Image.DecompressionBombError) as error:
             raise broken("image", f"{pack}:{place}", str(error)) from error
-        return image, int(table["labels"][place]), _four(table["boxes"][place].astype(float).tolist())
-
-
-def _four(numbers: list[float]) -> Box:
-    x0, y0, x1, y1 = numbers
-    return x0, y0, x1, y1
+        x0, y0, x1, y1 = table["boxes"][place].astype(float).tolist()
+        return image, int(table["labels"][place]), (x0, y0, x1, y1)
 
 
 def _arrays(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:

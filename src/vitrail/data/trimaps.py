@@ -27,6 +27,6 @@ def read_mask(values: NDArray[np.generic], path: Path) -> tuple[Mask, Mask | Non
     if numbers[0] != 0 and np.isin(numbers, (_OBJECT, _BACKGROUND, _BORDER)).all():
         return read_trimap(values, path)
     if len(numbers) > 2 or (len(numbers) == 2 and numbers[0] != 0):
-        some = ", ".join(map(str, numbers[:6]))
-        raise broken("mask", path, f"it holds {some}; expected 0 and one other number, or a trimap of 1, 2 and 3")
+        first = ", ".join(map(str, numbers[:6]))
+        raise broken("mask", path, f"it holds {first}; expected 0 and one other number, or a trimap of 1, 2 and 3")
     return values != 0, None

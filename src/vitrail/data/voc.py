@@ -48,7 +48,7 @@ class PascalVoc(Listed):
             task: whether objects come from masks or from boxes.
         """
         if task not in _IMAGE_SETS:
-            raise VitrailError(f'task={task!r} was given, expected "segmentation" or "detection".')
+            raise VitrailError(f'task must be "segmentation" or "detection", but got {task!r}.')
         root, self.task = Path(root), task
         how = f"download VOCtrainval {year} from host.robots.ox.ac.uk/pascal/VOC and give the folder VOC{year}"
         places = [root / f"VOCdevkit/VOC{year}", root / f"VOC{year}", root]
@@ -64,15 +64,15 @@ class PascalVoc(Listed):
         name = self._ids[position]
         picture = read_picture(inside(self.folder / "JPEGImages", f"{name}.jpg", "ImageSets"))
         if self.task == "detection":
-            things = self._boxed_objects(picture, self.folder / "Annotations" / f"{name}.xml")
-            return Example(name, picture.image, largest_class(things), things, by_area=True)
+            objects = self._boxed_objects(picture, self.folder / "Annotations" / f"{name}.xml")
+            return Example(name, picture.image, largest_class(objects), objects, by_area=True)
         path = self.folder / "SegmentationClass" / f"{name}.png"
         return segmented(name, picture, read_values(path, "mask"), path, _LABEL_OF_NUMBER, _IGNORE)
 
     @staticmethod
     def _boxed_objects(picture: Picture, path: Path) -> tuple[Object, ...]:
         objects = []
-        for name, (x0, y0, x1, y1) in read_xml_boxes(path).objects:
+        for name, (x0, y0, x1, y1) in read_xml_boxes(path)[1]:
             if name not in VOC_CLASSES:
                 raise broken("annotation", path, f"it names the class {name!r}, expected one of Pascal VOC's 20")
             box = picture.box((x0 - 1, y0 - 1, x1, y1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,25 +13,16 @@ _WHAT = "annotation"
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
-@dataclass(frozen=True)
-class XmlBoxes:
-    """The (width, height) that the file declares, and (class name, (xmin, ymin, xmax, ymax)) of its objects."""
-
-    size: tuple[int, int] | None
-    objects: list[tuple[str, Box]]
-
-
-def read_xml_boxes(path: Path) -> XmlBoxes:
-    """Reads an annotation; its coordinates are returned as they are written."""
+def read_xml_boxes(path: Path) -> tuple[tuple[int, int] | None, list[tuple[str, Box]]]:
+    """The (width, height) that a file declares, and (class, (xmin, ymin, xmax, ymax)) of its objects, as written."""
     data = read_bytes(path, _WHAT, "it belongs to the image of the same name")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise broken(_WHAT, path, "it declares a document type or entities, which annotations have no use for")
+        raise broken(_WHAT, path, "it declares a document type or entities, which annotations never need")
     try:
         tree = ElementTree.fromstring(data)
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise broken(_WHAT, path, f"it is not valid XML ({error})") from None
-    objects = [(_text(item, "name", path), _box(item, path)) for item in tree.iterfind("object")]
-    return XmlBoxes(_size(tree, path), objects)
+    return _size(tree, path), [(_text(item, "name", path), _box(item, path)) for item in tree.iterfind("object")]
 
 
 def _size(tree: ElementTree.Element, path: Path) -> tuple[int, int] | None:

@@ -118,7 +118,9 @@ def side_by_side(images: Sequence[Image.Image], columns: int | None = None) -> I
     """Arranges pictures in rows, aligned at the top; all in one row unless ``columns`` is set."""
     if not images:
         raise VitrailError("no pictures to arrange: expected at least one.")
-    columns = _checked_columns(columns or len(images), len(images))
+    columns = min(columns or len(images), len(images))
+    if columns < 1:
+        raise VitrailError(f"columns must be at least 1, but got {columns}.")
     rows = [images[start : start + columns] for start in range(0, len(images), columns)]
     widths = [max(image.width for image in images[column::columns]) for column in range(columns)]
     heights = [max(image.height for image in row) for row in rows]
@@ -138,7 +140,7 @@ def contact_sheet(pictures: Sequence[tuple[Image.Image, str]], columns: int | No
     if not pictures:
         raise VitrailError("no pictures for a contact sheet: expected at least one.")
     edge = max(96, min(THUMBNAIL, math.isqrt(_SHEET_PIXELS // len(pictures))))
-    columns = _checked_columns(columns or min(8, math.ceil(math.sqrt(len(pictures)))), len(pictures))
+    columns = columns or min(8, math.ceil(math.sqrt(len(pictures))))
     return side_by_side([_cell(image, caption, edge) for image, caption in pictures], columns)
 
 
@@ -190,9 +192,3 @@ def _stack_height(blocks: Sequence[Image.Image], unit: int) -> int:
 
 def _resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image if image.size == size else image.resize(size, Image.Resampling.LANCZOS)
-
-
-def _checked_columns(columns: int, pictures: int) -> int:
-    if columns < 1:
-        raise VitrailError(f"columns must be at least 1, but got {columns}.")
-    return min(columns, pictures)

@@ -45,16 +45,13 @@ class Look:
         if self.uncertain not in UNCERTAIN:
             raise VitrailError(f"uncertain must be {' or '.join(UNCERTAIN)}, but got {self.uncertain!r}.")
         if self.colormap is not None:
-            self._check_colormap()
+            import matplotlib
 
-    def _check_colormap(self) -> None:
-        import matplotlib
-
-        if self.colormap not in matplotlib.colormaps:
-            raise VitrailError(
-                f"there is no colormap {self.colormap!r}: expected one of matplotlib's, such as RdBu_r or PuOr for "
-                "signed maps and viridis_r or Greys for unsigned ones."
-            )
+            if self.colormap not in matplotlib.colormaps:
+                raise VitrailError(
+                    f"there is no colormap {self.colormap!r}: expected one of matplotlib's, such as RdBu_r or PuOr for "
+                    "signed maps and viridis_r or Greys for unsigned ones."
+                )
 
 
 DEFAULT_LOOK = Look()

@@ -41,26 +41,17 @@ def strongest(evidence: Array) -> Mask:
 
 def outlined(photo: Array, evidence: Array, scale: Scale, look: Look) -> Array:
     """The image, faded but for the strongest evidence, which has a line in its colour within a white one."""
+    from scipy.ndimage import maximum_filter, minimum_filter
+
     inside = strongest(evidence)
     width = max(2, min(inside.shape) // 120)
-    near = _box_sums(inside, width)
-    wider, narrower = near > 0, near == _box_sums(np.ones_like(inside), width)
+    wider = maximum_filter(inside, 2 * width + 1, mode="constant", cval=False)
+    narrower = minimum_filter(inside, 2 * width + 1, mode="constant", cval=True)
     colour = scale.colours(np.ones(1, dtype=np.float32), look.colormap)
     drawing = np.where(inside[..., None], photo, faded(photo, look.alpha))
     drawing[wider & ~inside] = 255
     drawing[inside & ~narrower] = colour
     return drawing
-
-
-def _box_sums(mask: Mask, reach: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """How many pixels of a mask are within ``reach`` of each pixel, across and down; no slower for wide lines."""
-    sums = mask.astype(np.int64)
-    for axis, length in enumerate(mask.shape):
-        total = np.insert(sums.cumsum(axis), 0, 0, axis)
-        places = np.arange(length)
-        ends, starts = np.minimum(places + reach + 1, length), np.maximum(places - reach, 0)
-        sums = total.take(ends, axis) - total.take(starts, axis)
-    return sums
 
 
 def hatched(photo: Array) -> Array:

@@ -1,5 +1,6 @@
 """Text on pictures, fitted to the available width."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -89,11 +90,5 @@ def _cut(line: str, width: int, face: ImageFont.FreeTypeFont) -> str:
 
 def _fitting_length(text: str, width: int, face: ImageFont.FreeTypeFont) -> int:
     """The number of leading characters that fit, by bisection: labels can be thousands of characters long."""
-    fits, too_many = 0, len(text) + 1
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if face.getlength(text[:middle]) <= width:
-            fits = middle
-        else:
-            too_many = middle
-    return fits
+    longer = bisect_right(range(len(text) + 1), float(width), key=lambda length: face.getlength(text[:length]))
+    return max(0, longer - 1)
