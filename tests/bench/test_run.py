@@ -24,7 +24,7 @@ from vitrail import VitrailError
 from vitrail.bench import run as running
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import run
-from vitrail.bench.store import Buffer, Store
+from vitrail.bench.store import Store
 from vitrail.cli.bench import watch_run
 from vitrail.cli.program import app
 from vitrail.data import SceneData
@@ -120,14 +120,12 @@ def test_what_is_missing_is_traced_as_if_all_were(tmp_path: Path) -> None:
     """Methods share traces, whose last digits depend on what is kept: on the plan, never on what is done already."""
     chosen = plan(methods=["vtranm", "gen_att", "raw_attention"], metrics=["sparseness"], batch_size=4)
     run(chosen, tmp_path / "whole")
-    whole, view, found = table(tmp_path / "whole"), vitrail.load("scenes"), Buffer()
+    whole = table(tmp_path / "whole")
     done = dict.fromkeys(whole["key"][whole["method"] != "raw_attention"])
     data = running.open_plan_data(chosen)
-    model_run = running.ModelRun(
-        plan=chosen, name="scenes", view=view, data=data, sink=found, outcome=running.Outcome()
-    )
+    model_run = running.ModelRun(chosen, "scenes", vitrail.load("scenes"), data)
     model_run.measure(None, done)
-    rows = pd.DataFrame(found.rows).sort_values(COLUMNS).reset_index(drop=True)
+    rows = pd.DataFrame(model_run.buffer.rows).sort_values(COLUMNS).reset_index(drop=True)
     same(rows, whole[whole["method"] == "raw_attention"].reset_index(drop=True), exactly=True)
 
 

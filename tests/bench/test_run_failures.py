@@ -21,7 +21,7 @@ import vitrail
 from vitrail import VitrailError
 from vitrail.bench import run as running
 from vitrail.bench.plan import METRICS
-from vitrail.bench.run import ModelRun, Outcome, run
+from vitrail.bench.run import ModelRun, run
 from vitrail.bench.store import Store
 from vitrail.cli.program import app, main
 from vitrail.data import SceneData, Scenes
@@ -301,14 +301,7 @@ def test_a_metric_that_some_of_the_first_images_lack_is_measured_on_the_others(t
             return found if position == 3 else replace(found, objects=())
 
     chosen, opened = plan(metrics=["pointing_game"], methods=["random"], images=None), OneDrawn(6)
-    worker = ModelRun(
-        plan=chosen,
-        name="scenes",
-        view=vitrail.load("scenes"),
-        data=opened,
-        sink=Store(tmp_path),
-        outcome=Outcome(),
-    )
+    worker = ModelRun(chosen, "scenes", vitrail.load("scenes"), opened)
     worker.check_metrics()
     worker.data = opened[:3]
     with pytest.raises(VitrailError, match="pointing_game needs boxes or masks, which none of the first 3 images"):

@@ -289,14 +289,9 @@ def test_the_newest_of_equal_rows_counts(folder: Path) -> None:
 
 def test_agreement_is_told_of_metrics_that_have_one(folder: Path) -> None:
     summary = summary_of(folder)
-    found = summary.agreement[0]
-    assert found is not None
-    assert [summary.results.metrics[k].call for k in found.metrics] == [
-        "insertion(steps=8)",
-        "deletion(steps=8)",
-        "pointing_game",
-    ]
-    assert found.of_means[0, 1] == 1
+    (agreement,) = summary.agreement
+    assert agreement.metrics == ["insertion(steps=8)", "deletion(steps=8)", "pointing_game"]
+    assert agreement.of_means[0, 1] == 1
     frame = pd.read_csv(io.StringIO(tables.agreement_csv(summary)))
     assert len(frame) == 9
     assert "Do the metrics agree" in tables.markdown(summary)

@@ -39,24 +39,15 @@ class Worker:
         if torch.cuda.is_available():
             torch.cuda.set_device(0)  # Ray shows each worker its own
         view, data = self.load(self.spec), open_plan_data(self.plan)
-        self.run = ModelRun(
-            plan=self.plan,
-            name=self.spec.name,
-            view=view,
-            data=data,
-            sink=Buffer(),
-            outcome=Outcome(),
-            retry=self.retry,
-        )
+        self.run = ModelRun(self.plan, self.spec.name, view, data, retry=self.retry)
         self.run.check_metrics()
         return environment(view)
 
     def measure(self, positions: Sequence[int]) -> tuple[Buffer, Outcome]:
         """The missing rows of some images."""
-        results, outcome = Buffer(), Outcome()
-        self.run.sink, self.run.outcome = results, outcome
+        self.run.buffer, self.run.outcome = Buffer(), Outcome()
         self.run.measure(positions, self.done)
-        return results, outcome
+        return self.run.buffer, self.run.outcome
 
 
 def run_on_cluster(
@@ -89,14 +80,14 @@ def run_on_cluster(
         total = len(open_plan_data(plan) if data is None else data)
         shards = [range(first, min(first + SHARD, total)) for first in range(0, total, SHARD)]
         for spec in plan.models:
-            pool = WorkerPool(ray, workers, (plan, spec, ray.put(store.done(plan.maps)), load, retry))
-            pool.on_ready = lambda about: store.begin(plan, about)
+            arguments = (plan, spec, ray.put(store.done(plan.maps)), load, retry)
+            pool = WorkerPool(ray, workers, arguments, on_ready=lambda about: store.begin(plan, about))
             for count, results, shard_outcome in pool.measure(shards):
-                rows = results.rows
+                step = Step(spec.name, count, total, results.rows)
                 results.flush(store)
                 outcome.add(shard_outcome)
                 if watch is not None:
-                    watch(Step(spec.name, count, total, rows))
+                    watch(step)
     outcome.seconds = time.perf_counter() - start
     return outcome
 
@@ -108,12 +99,12 @@ class WorkerPool:
     room, the shard would wait forever. Here any worker takes it.
     """
 
-    def __init__(self, ray: Any, workers: int | None, arguments: Sequence[Any]) -> None:
-        self.ray = ray
+    def __init__(
+        self, ray: Any, workers: int | None, arguments: Sequence[Any], on_ready: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.ray, self.arguments, self.on_ready = ray, arguments, on_ready
         self.count, self.resources = shares(ray.cluster_resources(), workers)
         self.actor: Any = ray.remote(Worker)
-        self.arguments = arguments
-        self.on_ready: Callable[[dict[str, Any]], None] = lambda about: None
         self.environments: list[dict[str, Any]] = []
         self.idle: list[Any] = []
         self.busy: dict[Any, tuple[Any, range | None]] = {}  # reference → worker, its shard; None = loading

@@ -10,8 +10,9 @@ import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from vitrail.api import BATCH
 from vitrail.bench.plan import METRICS, ModelSpec, Plan
 from vitrail.bench.shard import Shard
-from vitrail.bench.store import Buffer, Sink, Store, environment
+from vitrail.bench.store import Buffer, Store, environment
 from vitrail.calls import split_call
 from vitrail.data.annotations import annotated, class_map, own_class
 from vitrail.data.base import DataSet, Example
@@ -139,9 +140,7 @@ def run(
             positions = shard.of(range(len(data)) if positions is None else positions)
         for spec in plan.models:
             view = load(spec)
-            model_run = ModelRun(
-                plan=plan, name=spec.name, view=view, data=data, sink=store, outcome=outcome, watch=watch, retry=retry
-            )
+            model_run = ModelRun(plan, spec.name, view, data, store=store, outcome=outcome, watch=watch, retry=retry)
             model_run.check_metrics()
             store.begin(plan, environment(view))  # only now: everything that the plan names exists
             model_run.measure(positions, store.done(plan.maps))
@@ -156,16 +155,17 @@ def open_plan_data(plan: Plan) -> DataSet:
     return data.subset(indices=plan.indices) if plan.indices else data
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ModelRun:
-    """A plan's methods and metrics for one model."""
+    """A plan's methods and metrics for one model; without a store, the results stay in the buffer."""
 
     plan: Plan
     name: str
     view: View
     data: DataSet
-    sink: Sink
-    outcome: Outcome
+    _: KW_ONLY
+    store: Store | None = None
+    outcome: Outcome = field(default_factory=Outcome)
     watch: Callable[[Step], None] | None = None
     retry: bool = False
     buffer: Buffer = field(default_factory=Buffer)
@@ -181,17 +181,11 @@ class ModelRun:
         # of the whole plan, not of what is missing: a resumed run computes the same traces
         self.traces = traces_of(self.methods.values())
         self.metrics = {metric.call: metric for metric in build_metrics(plan.metrics, plan.protocol)}
-        preprocessing = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
-        self.model_hash = _hash(view.fingerprint(), preprocessing)
+        self.model_hash = hash_of(view.fingerprint(), json.dumps(view.preprocessing.to_dict(), sort_keys=True))
         self.data_name = data_name(plan.data)
         self.batch_size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
-        self.pairs: list[Pair] = [
-            (method, metric, kind)
-            for method in self.methods
-            for metric in self.metrics
-            if self._is_affordable(method, metric)
-            for kind in self.explained
-        ]
+        pairs = product(self.methods, self.metrics, self.explained)
+        self.pairs: list[Pair] = [pair for pair in pairs if self._is_affordable(*pair)]
         self.written = -math.inf  # the first results are written at once
 
     def check_metrics(self) -> None:
@@ -204,9 +198,8 @@ class ModelRun:
         if self.name != plan.models[0].name or [split_call(call)[0] for call in plan.metrics] == METRICS:
             return
         needs = [need for need in CHECKED_NEEDS if need != "tokens" or len(plan.models) == 1]
-        unmet = [
-            metric for metric in self.metrics.values() if isinstance(metric, MapMetric) and metric.info.needs in needs
-        ]
+        metrics = self.metrics.values()
+        unmet = [metric for metric in metrics if isinstance(metric, MapMetric) and metric.info.needs in needs]
         cases: list[Case] = []
         for position in range(min(CHECKED_IMAGES, len(self.data))):
             if not unmet:
@@ -244,7 +237,7 @@ class ModelRun:
             for count, position in enumerate(positions, 1):
                 example = self._read(position, done)
                 if example is not None:
-                    digest = _hash(example.id, image_hash(example.image), _annotation_hash(example))
+                    digest = hash_of(example.id, image_hash(example.image), _annotation_hash(example))
                     missing = tuple(
                         pair
                         for pair in self.pairs
@@ -271,7 +264,7 @@ class ModelRun:
                 self._add([{"image": name, "error": _message(error), "key": key}])
             return None
         if done.get(key := self._reading_key(example.id)):  # it could not be read before
-            self._store([{"image": example.id, "key": key}])
+            self._buffer([{"image": example.id, "key": key}])
         return example
 
     def _is_missing(self, key: str, done: Mapping[str, str | None]) -> bool:
@@ -319,13 +312,10 @@ class ModelRun:
                 measured |= {(result.method.call, metric.call) for result in results for metric in result.metrics}
                 yield results
         except Exception as error:  # of the images or the model itself, not of a method
-            rest = [
-                Task(
-                    task.method, [metric for metric in task.metrics if (task.method.call, metric.call) not in measured]
-                )
-                for task in tasks
-            ]
-            rest = [task for task in rest if task.metrics]
+            rest = []
+            for task in tasks:
+                missing = [metric for metric in task.metrics if (task.method.call, metric.call) not in measured]
+                rest += [Task(task.method, missing)] if missing else []
             if len(examples) > 1:
                 for example in examples:
                     yield from self._attempt([example], rest, kind)
@@ -350,21 +340,22 @@ class ModelRun:
         if tuple(values.shape) != self.view.cells:
             values = F.adaptive_avg_pool2d(values[None, None], self.view.cells)[0, 0]
         largest = values.abs().max()  # scaled to 1: small values would underflow in fp16
-        self.buffer.add_maps({name: values / largest if largest > 0 else values})
+        scaled = values / largest if largest > 0 else values
+        self.buffer.maps[name] = scaled.detach().to("cpu", torch.float16)
         if finding.example.id not in kept:
-            self.buffer.add_pictures([self._picture(finding.sight)])
+            self.buffer.pictures.append(self._picture(finding.sight))
         kept |= {name, finding.example.id}
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         """Stores rows, counts them, and keeps them for the next step."""
-        self._store(rows)
+        self._buffer(rows)
         errors = [row["error"] for row in rows if row.get("error")]
         self.outcome.rows += len(rows)
         self.outcome.errors += len(errors)
         self.outcome.first_error = self.outcome.first_error or next(iter(errors), None)
         self.new_rows += rows
 
-    def _store(self, rows: list[dict[str, Any]]) -> None:
+    def _buffer(self, rows: list[dict[str, Any]]) -> None:
         """Puts rows into the buffer, which becomes a part every few seconds."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if self.view.device.type == "cuda":
@@ -372,7 +363,7 @@ class ModelRun:
         common = {"model": self.name, "model_hash": self.model_hash, "data": self.data_name, "memory": peak}
         empty = {"method": "", "params": "{}", "metric": "", "value": float("nan"), "explained": ""}
         now = datetime.now(UTC)
-        self.buffer.add_rows([{**empty, **row, **common, "time": now} for row in rows])
+        self.buffer.rows += [{**empty, **row, **common, "time": now} for row in rows]
 
     def _report(self, done: int, total: int) -> None:
         if time.monotonic() - self.written > EVERY:
@@ -382,7 +373,8 @@ class ModelRun:
         self.new_rows = []
 
     def _flush(self) -> None:
-        self.buffer.flush(self.sink)
+        if self.store is not None:
+            self.buffer.flush(self.store)
         self.written = time.monotonic()
 
     def _picture(self, sight: Sight) -> dict[str, Any]:
@@ -400,7 +392,7 @@ class ModelRun:
             "probability": sight.predicted_probability,
         }
 
-    def _is_affordable(self, method: str, metric: str) -> bool:
+    def _is_affordable(self, method: str, metric: str, explained: str) -> bool:
         restricted = self.metrics[metric].info.name in self.plan.cheap_only
         return not restricted or sum(self.methods[method].passes()) <= CHEAP
 
@@ -410,12 +402,12 @@ class ModelRun:
 
     def _reading_key(self, name: str) -> str:
         """Key of the row for an image that cannot be read: its content is unknown, so the key uses its name."""
-        return _hash(self.model_hash, self.data_name, name)
+        return hash_of(self.model_hash, self.data_name, name)
 
     def _key(self, image_digest: str, pair: Pair) -> str:
         method, metric = self.methods[pair[0]], self.metrics[pair[1]]
         asked = (method.info.name, method.version, method.params), (metric.info.name, metric.version, metric.params)
-        return row_key(image_digest, self.model_hash, work_of(*asked, pair[2]))
+        return hash_of(image_digest, self.model_hash, work_of(*asked, pair[2]))
 
 
 def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
@@ -431,13 +423,8 @@ Versioned = tuple[str, int, Mapping[str, Any]]  # name, version and parameters o
 
 
 def work_of(method: Versioned, metric: Versioned, explained: str) -> str:
-    """What is done with an image, as text."""
+    """What is done with an image, as text: with the hashes of image and model, the key of a row."""
     return json.dumps([method, metric, explained], sort_keys=True, default=str)
-
-
-def row_key(image_digest: str, model_hash: str, work: str) -> str:
-    """The key of a row: equal keys are the same work."""
-    return _hash(image_digest, model_hash, work)
 
 
 def _failed_rows(failure: Failure) -> Iterator[dict[str, Any]]:
@@ -469,5 +456,6 @@ def _annotation_hash(example: Example) -> str:
     return digest.hexdigest()
 
 
-def _hash(*parts: str) -> str:
+def hash_of(*parts: str) -> str:
+    """Equal hashes are equal parts: of the same work, of the same image."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

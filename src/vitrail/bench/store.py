@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -59,44 +59,27 @@ def schema() -> pa.Schema:
     ])  # fmt: skip
 
 
-class Sink(Protocol):
-    """Takes the results of a run."""
-
-    def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
-    def add_maps(self, maps: Mapping[str, Tensor]) -> None: ...
-    def add_pictures(self, pictures: Sequence[Mapping[str, Any]]) -> None: ...
-
-
 @dataclass
 class Buffer:
-    """A sink in memory."""
+    """Results that are not written yet."""
 
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     maps: dict[str, Tensor] = field(default_factory=dict)
     pictures: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self.rows += rows
-
-    def add_maps(self, maps: Mapping[str, Tensor]) -> None:
-        self.maps |= {name: values.detach().to("cpu", torch.float16) for name, values in maps.items()}
-
-    def add_pictures(self, pictures: Sequence[Mapping[str, Any]]) -> None:
-        self.pictures += pictures
-
-    def flush(self, sink: Sink) -> None:
-        """Moves everything to a sink; rows last, so that their maps and pictures are there.
+    def flush(self, store: Store) -> None:
+        """Moves everything to a store; rows last, so that their maps and pictures are there.
 
         If interrupted, the rest stays for the next call; at worst the last part is written twice.
         """
         if self.maps:
-            sink.add_maps(self.maps)
+            store.add_maps(self.maps)
             self.maps = {}
         if self.pictures:
-            sink.add_pictures(self.pictures)
+            store.add_pictures(self.pictures)
             self.pictures = []
         if self.rows:
-            sink.add_rows(self.rows)
+            store.add_rows(self.rows)
             self.rows = []
 
 
@@ -111,9 +94,7 @@ def _acquire(file: IO[str], kind: int) -> bool:
 
 
 class Store:
-    """The results of a run. Any number of processes may read; one writes at a time, or one
-    per shard (see ``locked``).
-    """
+    """The results of a run; any number of processes may read, one writes at a time, or one per shard."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -226,21 +207,21 @@ class Store:
             maps: if maps or pictures were set aside as damaged, leave out rows that lack theirs.
         """
         rows = self.rows(["model", "image", "params", "explained"])
+        errors = [error if isinstance(error, str) else None for error in rows["error"]]
+        known = dict(zip(rows["key"], errors, strict=True))
         if maps and any((self.folder / "maps").glob(f"*{DAMAGED}")):
             stored = {_map_key(name) for part in self.map_parts() for name in part}
-            names = zip(rows["model"], rows["image"], rows["method"], rows["params"], rows["explained"], strict=True)
-            has_map = [(f"{model}|{image}", *rest) in stored for model, image, *rest in names]
-            rows = rows[rows["error"].notna() | np.array(has_map, dtype=bool)]
+            columns = ("key", "model", "image", "method", "params", "explained")
+            names = zip(*(rows[column] for column in columns), strict=True)
+            with_map = {key for key, model, image, *rest in names if (f"{model}|{image}", *rest) in stored}
+            known = {key: error for key, error in known.items() if error is not None or key in with_map}
         if maps and any((self.folder / "pictures").glob(f"*{DAMAGED}")):
             pictures = self.pictures()
             pairs = set(zip(pictures["model"], pictures["image"], strict=True))
-            has_picture = [pair in pairs for pair in zip(rows["model"], rows["image"], strict=True)]
-            rows = rows[rows["error"].notna() | np.array(has_picture, dtype=bool)]
-        failed = rows["error"].notna()
-        return {
-            **dict.fromkeys(rows["key"][~failed]),
-            **dict(zip(rows["key"][failed], rows["error"][failed], strict=True)),
-        }
+            images = zip(rows["key"], rows["model"], rows["image"], strict=True)
+            with_picture = {key for key, *pair in images if tuple(pair) in pairs}
+            known = {key: error for key, error in known.items() if error is not None or key in with_picture}
+        return known
 
     def maps(self) -> dict[str, np.ndarray[Any, Any]]:
         """Maps by name: model|image|method|explained class."""
@@ -358,13 +339,10 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 def environment(view: View) -> dict[str, Any]:
     """Versions, device, git state, and the preprocessing of the model."""
-    names = ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray")
     versions = {}
-    for name in names:
-        try:
+    for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     gpu = torch.cuda.get_device_name(view.device) if view.device.type == "cuda" else None
     return {
         "vitrail": __version__,

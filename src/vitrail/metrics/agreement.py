@@ -1,8 +1,9 @@
-"""Whether the values of a map agree with what the network loses without the cells they stand for."""
+"""Agreement: do the values of a map predict how far the score falls without the corresponding cells?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,10 +34,7 @@ class Saco(MapMetric):
     space: Space = "pixels"
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.groups < 2:
-            raise VitrailError(f"groups must be at least 2, but got {self.groups}.")
+    least: ClassVar = {"groups": 2}
 
     def ask(self, case: Case) -> Asking[Scored]:
         values = case.on_input if self.space == "pixels" else case.on_grid
@@ -91,18 +89,17 @@ class FaithfulnessCorrelation(MapMetric):
     space: Space = "pixels"
     seed: int = 0
 
+    least: ClassVar = {"runs": 2}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.subset < 1:
             raise VitrailError(f"subset must be above 0 and below 1, a share of the patches, but got {self.subset}.")
-        if self.runs < 2:
-            raise VitrailError(f"runs must be at least 2, but got {self.runs}.")
 
     def ask(self, case: Case) -> Asking[Scored]:
         values = case.on_grid
         absent = random_subsets(values.numel(), self.subset, self.runs, self.seed).to(values.device)
-        absent_cells = absent.unflatten(1, values.shape)
-        asking = _falls(case, absent_cells, self.space, "logit", self.info.name)
+        asking = _falls(case, absent.unflatten(1, values.shape), self.space, "logit", self.info.name)
         falls = yield from _known(case, self.call, asking)
         sums = absent.double() @ min_max(values.double()).flatten()  # of a constant map exactly 0
         return Scored(correlation(sums, falls))

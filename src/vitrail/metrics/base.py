@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
@@ -13,31 +13,22 @@ from torch import Tensor
 
 from vitrail.calls import Named, check_known, check_parameters, protocols_of
 from vitrail.engine.maps import enlarged
-from vitrail.engine.requests import Asking, Batch
+from vitrail.engine.requests import Asking, Batch, Pictures
 from vitrail.errors import VitrailError
 from vitrail.geometry import Box
 from vitrail.methods.base import Method
 from vitrail.models.view import View
 from vitrail.registry import Registry, first_line, matching
+from vitrail.targets import Reading
 
 Needs = Literal["map", "tokens", "label", "region", "mask", "boxes", "objects", "method", "completeness"]
 
-MODULES = (
-    "perturbation",
-    "imputation",
-    "tokens",
-    "agreement",
-    "localization",
-    "boxes",
-    "complexity",
-    "robustness",
-    "sanity",
-)
+MODULES = "perturbation imputation tokens agreement localization boxes complexity robustness sanity".split()
 
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """What is known of a metric before it runs."""
+    """The description of a metric."""
 
     name: str
     family: str
@@ -51,10 +42,10 @@ class MetricInfo:
 
 @dataclass(frozen=True)
 class Scored:
-    """What a metric found for one map: a value (NaN = it does not apply), the curve it is the area of, and ``parts``.
+    """The score of one map: a value (NaN = not applicable), the curve it is the area under, and ``parts``.
 
-    ``parts`` are the numbers from which the value of a whole data set is made, where that is not the mean of values;
-    ``extras["ties"]`` is the share of cells among which only the seed decides, where a metric asks for their order.
+    ``parts`` are the numbers from which the value of a data set is computed, where that is not the mean of values;
+    ``extras["ties"]`` is the share of cells whose order only the seed decides, where a metric depends on the order.
     """
 
     value: float
@@ -68,7 +59,7 @@ NOT_APPLICABLE = Scored(float("nan"))
 
 @dataclass
 class Case:
-    """One map to measure: the image it explains, the class, and what is known to be there.
+    """A map to measure, with its image, the explained class and annotations.
 
     ``region`` (H, W) shows the objects of the explained class at the model input, ``others`` those of other classes,
     ``ignore`` pixels of unknown class; ``boxes`` are the objects' boxes at the model input.
@@ -93,8 +84,8 @@ class Case:
             raise VitrailError(
                 f"a map must be (rows, columns) of floats, but got {tuple(self.map.shape)} of {self.map.dtype}."
             )
-        if not self.map.isfinite().all():
-            broken = int((~self.map.isfinite()).sum())
+        broken = int((~self.map.isfinite()).sum())
+        if broken:
             raise VitrailError(
                 f"a map must hold finite numbers, but {broken} of {self.map.numel()} values are NaN or infinite."
             )
@@ -119,9 +110,7 @@ class Case:
     @cached_property
     def on_input(self) -> Tensor:
         """The map at the size of the model input, bilinear."""
-        if tuple(self.map.shape) == self.size:
-            return self.map
-        return enlarged(self.map, self.size)
+        return self.map if tuple(self.map.shape) == self.size else enlarged(self.map, self.size)
 
     @cached_property
     def ties(self) -> float:
@@ -140,18 +129,25 @@ class Case:
             return self.map
         return F.adaptive_avg_pool2d(self.map[None, None], self.view.cells)[0, 0]
 
+    def pictures(self, count: int, make: Callable[[slice], Tensor], reading: Reading, **options: Any) -> Pictures:
+        """A request for what is read from ``count`` variants of the image; by default about the explained class."""
+        options = {"about": (self.target,), **options}
+        return Pictures(view=self.view, count=count, length=self.view.num_tokens, make=make, reading=reading, **options)
+
     def lacks(self, needs: Needs) -> str | None:
         """What is missing here for a metric with these needs; None if nothing is."""
-        missing: dict[str, str | None] = {
-            "tokens": None if self.view.has_tokens else "a model with tokens",
-            "label": None if self.label is not None else "the true class",
-            "region": None if self.region is not None else "boxes or masks",
-            "mask": None if self.region is not None and self.from_masks else "masks",
-            "boxes": None if self.boxes else "boxes",
-            "objects": None if self.region is not None and self.others is not None else "objects of two classes",
-            "completeness": None if "completeness_gap" in self.extras else "a method that promises to be complete",
+        annotated = self.region is not None
+        present: dict[str, tuple[bool, str]] = {
+            "tokens": (self.view.has_tokens, "a model with tokens"),
+            "label": (self.label is not None, "the true class"),
+            "region": (annotated, "boxes or masks"),
+            "mask": (annotated and self.from_masks, "masks"),
+            "boxes": (bool(self.boxes), "boxes"),
+            "objects": (annotated and self.others is not None, "objects of two classes"),
+            "completeness": ("completeness_gap" in self.extras, "a method that promises to be complete"),
         }
-        return missing.get(needs)
+        is_there, what = present.get(needs, (True, ""))
+        return None if is_there else what
 
 
 @dataclass(kw_only=True)
@@ -160,9 +156,14 @@ class Metric(Named):
 
     info: ClassVar[MetricInfo]
     version: ClassVar[int] = 1  # raised when its values change: stored results of an older one are computed again
+    least: ClassVar[Mapping[str, int]] = {}  # the smallest values of parameters that have one
 
     def __post_init__(self) -> None:
         check_parameters(type(self), self.params)
+        for name, least in self.least.items():
+            value = getattr(self, name)
+            if not value >= least:
+                raise VitrailError(f"{name} must be at least {least}, but got {value}.")
 
     @classmethod
     def parameters(cls) -> dict[str, Any]:

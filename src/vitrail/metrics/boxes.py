@@ -1,4 +1,4 @@
-"""Weakly supervised localisation: the box around what a map shows against the boxes people drew."""
+"""Weakly supervised localisation: the box around the high values of a map against annotated boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How few pixels carry the map."""
+"""Complexity: how concentrated a map is."""
 
 from __future__ import annotations
 

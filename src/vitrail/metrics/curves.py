@@ -1,7 +1,7 @@
 """Insertion and deletion curves: an order of removal, what replaces removed cells, what is read.
 
-Orders are ranks: a cell is changed at step t where its rank is below the step's count. So a curve is made on the
-device without a loop over pixels, and several curves of several images share their chunks.
+Orders are ranks: a cell is changed at step t if its rank is below the step's count. A curve is thus computed on the
+device without a loop over pixels, and curves of several images share chunks.
 """
 
 from __future__ import annotations
@@ -47,14 +47,10 @@ def _drawn(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(check_seed(seed)))
 
 
-def check_steps(steps: int) -> None:
-    if steps < 1:
-        raise VitrailError(f"steps must be at least 1, but got {steps}.")
-
-
 def even_counts(cells: int, steps: int) -> list[int]:
     """How many cells are changed after each step, from none to all."""
-    check_steps(steps)
+    if steps < 1:
+        raise VitrailError(f"steps must be at least 1, but got {steps}.")
     steps = min(steps, cells)
     return [step * cells // steps for step in range(steps + 1)]
 
@@ -78,16 +74,13 @@ def pixel_curve(
     start, end = (case.pixels, background) if way == "deletion" else (background, case.pixels)
     place = ranks(-case.on_input if least_first else case.on_input, seed).view(1, 1, *case.size)
     taken = torch.tensor(counts, device=place.device)[:, None, None, None]
-    return Pictures(
-        view=case.view,
-        count=len(counts),
-        length=case.view.num_tokens,
-        reading=Standing(),
-        about=(case.target,),
+    return case.pictures(
+        len(counts),
+        lambda part: torch.where(place < taken[part], end, start),
+        Standing(),
         name="curves",
         reduced=precision == "auto",
         same=(id(case), same),
-        make=lambda part: torch.where(place < taken[part], end, start),
     )
 
 
@@ -120,6 +113,11 @@ class Standing(Reading):
         logits = at_least_single(logits)
         values = [view.probabilities(logits).gather(1, about), view.log_probabilities(logits).gather(1, about)]
         return torch.cat([*(v.double() for v in values), view.class_scores(logits).argmax(1, keepdim=True)], dim=1)
+
+
+def top_is_true(case: Case, points: Tensor) -> Tensor:
+    """Whether the true class comes first at each point; of an image without one, the class predicted."""
+    return (points[:, TOP] == (case.predicted if case.label is None else case.label)).double()
 
 
 def background(case: Case, kind: str, seed: int, tis: bool = False) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,10 +37,7 @@ class Road(MapMetric):
     sigma: float = 0.01
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.sigma >= 0:
-            raise VitrailError(f"sigma must be at least 0, but got {self.sigma}.")
+    least: ClassVar = {"sigma": 0}
 
     @property
     def higher_is_better(self) -> bool:
@@ -66,16 +63,8 @@ class Road(MapMetric):
             drawn = noise("normal", case.pixels.shape[1:], range(part.start, part.stop), self.seed, filled.device)
             return filled + self.sigma * drawn.to(filled.dtype) * removed[:, None].to(filled)
 
-        return Pictures(
-            view=case.view,
-            count=len(counts),
-            length=case.view.num_tokens,
-            reading=ClassScore("probability"),
-            about=(case.target,),
-            name="imputation",
-            same=(id(case), "road", least_first, self.sigma, self.seed),
-            make=make,
-        )
+        same = (id(case), "road", least_first, self.sigma, self.seed)
+        return case.pictures(len(counts), make, ClassScore("probability"), name="imputation", same=same)
 
 
 def imputed(image: Tensor, removed: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -103,10 +103,10 @@ class PointingGame(MapMetric):
     seed: int = 0
     protocol: Literal["default", "tis", "vit_cx"] = "default"
 
+    least: ClassVar = {"tolerance": 0}
+
     def score(self, case: Case) -> Scored:
         assert case.region is not None
-        if self.tolerance < 0:
-            raise VitrailError(f"tolerance must be at least 0, but got {self.tolerance}.")
         if not self.max_area > 0:
             raise VitrailError(f"max_area must be above 0 (above 1: no image is left out), but got {self.max_area}.")
         published = self.protocol == "tis"

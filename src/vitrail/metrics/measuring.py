@@ -1,4 +1,4 @@
-"""Metrics in people's own loops: ``measure`` for tensors, ``Running`` with update and compute."""
+"""Measuring maps that are already there: ``measure`` for tensors, and what an ``Explanation`` measures of itself."""
 
 from __future__ import annotations
 

@@ -14,15 +14,14 @@ from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, trape
 from vitrail.metrics.curves import (
     LOG_PROBABILITY,
     PROBABILITY,
-    TOP,
     Baseline,
     Precision,
     Way,
     background,
-    check_steps,
     even_counts,
     pixel_curve,
     rise_background,
+    top_is_true,
 )
 from vitrail.metrics.functional import functional
 
@@ -36,9 +35,7 @@ class PixelCurve(MapMetric):
     seed: int = 0
     precision: Precision = "auto"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_steps(self.steps)
+    least: ClassVar = {"steps": 1}
 
 
 @dataclass(kw_only=True)
@@ -136,28 +133,34 @@ class Removal(PixelCurve):
 
     least_first: ClassVar[bool] = False
 
-    def points(self, case: Case) -> Asking[Tensor]:
-        """(steps + 1, 3)."""
-        kind = self.baseline or ("black" if self.protocol == "vtranm" else "mean")
-        return (
-            yield pixel_curve(
-                case,
-                "deletion",
-                even_counts(case.size[0] * case.size[1], self.steps),
-                background(case, kind, self.seed),
-                seed=self.seed,
-                precision=self.precision,
-                same=("removal", self.least_first, kind, self.steps, self.seed, self.precision),
-                least_first=self.least_first,
-            )
-        )
-
     def ask(self, case: Case) -> Asking[Scored]:
-        """The area under "the true class still comes first"; of an image without one, the class predicted."""
-        points = yield from self.points(case)
-        truth = case.predicted if case.label is None else case.label
-        still = (points[:, TOP] == truth).double()
-        return Scored(trapezoid(still), still.tolist(), extras={"ties": case.ties})
+        kind = self.baseline or ("black" if self.protocol == "vtranm" else "mean")
+        points = yield pixel_curve(
+            case,
+            "deletion",
+            even_counts(case.size[0] * case.size[1], self.steps),
+            background(case, kind, self.seed),
+            seed=self.seed,
+            precision=self.precision,
+            same=("removal", self.least_first, kind, self.steps, self.seed, self.precision),
+            least_first=self.least_first,
+        )
+        curve = self.heights(case, points)
+        return Scored(self.summed(curve), curve.tolist(), extras={"ties": case.ties})
+
+    def heights(self, case: Case, points: Tensor) -> Tensor:
+        """(steps + 1,): the curve, from what was read at its points (steps + 1, 3)."""
+        return top_is_true(case, points)
+
+    def summed(self, curve: Tensor) -> float:
+        return trapezoid(curve)
+
+
+class MeanChange(Removal):
+    """The mean over the curve, the untouched image included."""
+
+    def summed(self, curve: Tensor) -> float:
+        return average(curve)
 
 
 @metric("positive_auc", family="perturbation", higher_is_better=False, paper="VTranM")
@@ -176,24 +179,20 @@ class NegativeAuc(Removal):
 
 @metric("aopc", family="perturbation", higher_is_better=True, paper="VTranM")
 @dataclass(kw_only=True)
-class Aopc(Removal):
+class Aopc(MeanChange):
     """Mean fall of the class's probability while the most important pixels are removed, the untouched image counted."""
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        points = (yield from self.points(case))[:, PROBABILITY]
-        falls = points[0] - points
-        return Scored(average(falls), falls.tolist(), extras={"ties": case.ties})
+    def heights(self, case: Case, points: Tensor) -> Tensor:
+        return points[0, PROBABILITY] - points[:, PROBABILITY]
 
 
 @metric("log_odds", family="perturbation", higher_is_better=False, paper="VTranM")
 @dataclass(kw_only=True)
-class LogOdds(Removal):
+class LogOdds(MeanChange):
     """Mean change of the class's log-probability while the most important pixels are removed."""
 
-    def ask(self, case: Case) -> Asking[Scored]:
-        points = (yield from self.points(case))[:, LOG_PROBABILITY]
-        changes = points - points[0]
-        return Scored(average(changes), changes.tolist(), extras={"ties": case.ties})
+    def heights(self, case: Case, points: Tensor) -> Tensor:
+        return points[:, LOG_PROBABILITY] - points[0, LOG_PROBABILITY]
 
 
 insertion = functional(Insertion)

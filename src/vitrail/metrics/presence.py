@@ -23,7 +23,7 @@ def ask_present(
     removed from the sequence.
     """
     if space == "pixels":
-        return (yield _pictures(case, present, reading, about, name))
+        return (yield _shown(case, present, reading, about, name))
     if not case.view.has_tokens:
         raise VitrailError(f'space="tokens" needs tokens, which {case.view.name} does not have: use space="pixels".')
     present = present.flatten(1)
@@ -52,19 +52,11 @@ def ask_present(
     return answers[torch.cat(rows).argsort().to(answers.device)]
 
 
-def _pictures(case: Case, present: Tensor, reading: Reading, about: tuple[int, ...], name: str) -> Pictures:
+def _shown(case: Case, present: Tensor, reading: Reading, about: tuple[int, ...], name: str) -> Pictures:
     blank = background(case, "mean", seed=0)
 
     def make(part: slice) -> Tensor:
         shown = F.interpolate(present[part, None].to(case.pixels), size=case.size, mode="nearest-exact")
         return torch.where(shown > 0, case.pixels, blank)
 
-    return Pictures(
-        view=case.view,
-        count=len(present),
-        length=case.view.num_tokens,
-        reading=reading,
-        about=about,
-        name=name,
-        make=make,
-    )
+    return case.pictures(len(present), make, reading, about=about, name=name)

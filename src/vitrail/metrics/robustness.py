@@ -1,16 +1,17 @@
-"""Metrics of how a map bears small changes of the image: max-sensitivity and infidelity (Yeh et al. 2019)."""
+"""Robustness to small changes of the image: max-sensitivity and infidelity (Yeh et al. 2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vitrail.engine.maps import spread
 from vitrail.engine.noise import Kind, noise
-from vitrail.engine.requests import Asking, Batch, Pictures, concurrently
+from vitrail.engine.requests import Asking, Batch, concurrently
 from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution, Method
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_maps, metric
@@ -27,10 +28,9 @@ class MaxSensitivity(MethodMetric):
     radius: float = 0.02
     seed: int = 0
 
+    least: ClassVar = {"samples": 1, "radius": 0}
+
     def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
-        _check_samples(self.samples)
-        if self.radius < 0:
-            raise VitrailError(f"radius must be at least 0, but got {self.radius}.")
         answers = yield from concurrently([self.moved(method, case) for case in cases])
         return [self.scored(method, case, moved) for case, moved in zip(cases, answers, strict=True)]
 
@@ -61,22 +61,15 @@ class Infidelity(MapMetric):
     normalize: bool = True
     seed: int = 0
 
+    least: ClassVar = {"samples": 1}
+
     def ask(self, case: Case) -> Asking[Scored]:
         """E[(Iᵀφ − (f(x) − f(x − I)))²] over noises I, φ first scaled by the factor that makes it least."""
-        _check_samples(self.samples)
         if not self.sigma > 0:
             raise VitrailError(f"sigma must be above 0, but got {self.sigma}.")
         drawn = _drawn("normal", case, self.samples, self.seed) * self.sigma
         images = torch.cat([case.pixels, case.pixels - drawn])
-        scores = yield Pictures(
-            view=case.view,
-            count=len(images),
-            length=case.view.num_tokens,
-            reading=ClassScore("logit"),
-            about=(case.target,),
-            name="infidelity",
-            make=lambda part: images[part],
-        )
+        scores = yield case.pictures(len(images), lambda part: images[part], ClassScore("logit"), name="infidelity")
         change = scores[0] - scores[1:]
         predicted = (drawn * spread(case.map[None].to(drawn), case.pixels)).flatten(1).sum(1)
         if self.normalize:
@@ -87,11 +80,6 @@ class Infidelity(MapMetric):
 
 def _drawn(kind: Kind, case: Case, samples: int, seed: int) -> Tensor:
     return noise(kind, case.pixels.shape[1:], range(samples), seed, case.pixels.device).to(case.pixels.dtype)
-
-
-def _check_samples(samples: int) -> None:
-    if samples < 1:
-        raise VitrailError(f"samples must be at least 1, but got {samples}.")
 
 
 max_sensitivity = functional(MaxSensitivity)

@@ -1,4 +1,4 @@
-"""Metrics for people's own loops, with torchmetrics' verbs."""
+"""Metrics with the interface of torchmetrics, for training and evaluation loops."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from torchmetrics.utilities.data import dim_zero_cat
 
 from vitrail.metrics.base import Metric
 from vitrail.metrics.measuring import chosen_metric, measure
-from vitrail.metrics.statistics import interval
+from vitrail.metrics.statistics import combined, interval
 from vitrail.models.loading import as_view
 from vitrail.models.view import View
 from vitrail.targets import ClassSpec
 
 
 class Running(TorchMetric):
-    """A metric with torchmetrics' verbs: ``update`` with each batch, ``compute`` for the mean and its interval.
+    """A metric with the interface of torchmetrics: ``update`` with each batch, ``compute`` for mean and interval.
 
-    ``update`` takes what ``measure`` takes after the model. The values are a state that torchmetrics gathers over
-    processes.
+    ``update`` takes the arguments of ``measure`` after the model. The values are synchronised across processes.
     """
 
     full_state_update = False
@@ -48,9 +47,8 @@ class Running(TorchMetric):
         values = values[~values.isnan()]
         if not len(values):
             return {"mean": float("nan"), "low": float("nan"), "high": float("nan"), "n": 0}
+        numbers, combine = values.numpy(), None
         if len(self.parts):
-            parts = dim_zero_cat(self.parts).cpu()
-            low, high = interval(parts.numpy(), self.metric.combine)
-            return {"mean": float(self.metric.combine(parts)), "low": low, "high": high, "n": len(values)}
-        low, high = interval(values.numpy())
-        return {"mean": float(values.mean()), "low": low, "high": high, "n": len(values)}
+            numbers, combine = dim_zero_cat(self.parts).cpu().numpy(), self.metric.combine
+        low, high = interval(numbers, combine)
+        return {"mean": combined(numbers, combine), "low": low, "high": high, "n": len(values)}

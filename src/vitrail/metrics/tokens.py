@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.engine.requests import Asking
 from vitrail.metrics.base import Case, MapMetric, Scored, metric, tie_fraction, trapezoid
-from vitrail.metrics.curves import PROBABILITY, TOP, Precision, Way, ranks, token_curve
+from vitrail.metrics.curves import PROBABILITY, Precision, Way, ranks, token_curve, top_is_true
 from vitrail.metrics.functional import functional
 
 STEPS = 10  # a tenth of the patches each
@@ -63,9 +63,8 @@ class TokenCurve(MapMetric):
         return self.scored(case, self.heights(case, points))
 
     def heights(self, case: Case, points: Tensor) -> Tensor:
-        """(10,): whether the true class comes first; of an image without one, the class predicted."""
-        truth = case.predicted if case.label is None else case.label
-        return (points[:, TOP] == truth).double()
+        """(10,): the curve, from what was read at its points (10, 3)."""
+        return top_is_true(case, points)
 
 
 class TokenFall(TokenCurve):

@@ -1,4 +1,4 @@
-"""How far to trust one map: what the network itself says about it, in less than a hundred forward passes."""
+"""Trust: a score of a single map, from the network's own answers in fewer than a hundred forward passes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Trust:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Trust:
-        """From what a JSON file holds."""
+        """From the content of a JSON file."""
         low, high = saved["interval"]
         return cls(**{**saved, "interval": (low, high)})
 

@@ -230,9 +230,9 @@ def _target(
     unknown = about.keys() - {item.name for item in fields(PaperTarget)} - {"model", "explained"}
     if unknown:
         raise VitrailError(f"{paper['name']}-{about['name']} has unknown keys: {', '.join(sorted(unknown))}.")
-    methods, tables = about["methods"], about["columns"]
-    methods = paper["methods"][methods] if isinstance(methods, str) else methods
-    tables = paper["columns"][tables] if isinstance(tables, str) else tables
+    methods, tables = (
+        paper[kind][about[kind]] if isinstance(about[kind], str) else about[kind] for kind in ("methods", "columns")
+    )
     defaults = {key: about[key] for key in ("model", "data", "explained") if key in about}
     columns = [PaperColumn(**{**defaults, **table}) for table in tables]
     return PaperTarget(

@@ -16,6 +16,7 @@ from vitrail.errors import VitrailError
 from vitrail.metrics.base import build_metric
 from vitrail.metrics.statistics import PERCENTILES, Floats, combined, numbers_of, resampled, stacked
 from vitrail.papers.catalogue import PaperColumn, PaperTarget
+from vitrail.report.results import normalised
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,12 +69,8 @@ class PaperCell:
 
 def identity(call: str) -> tuple[str, str]:
     """The values of the columns ``method`` and ``params`` for a method call."""
-    from vitrail.methods.registry import get_method
-
-    name, params = split_call(call)
-    cls = get_method(name)
-    changed = {key: params[key] for key, default in cls.parameters().items() if params.get(key, default) != default}
-    return cls.info.name, json.dumps(changed, sort_keys=True)
+    name, params = normalised(call)
+    return name, json.dumps(params, sort_keys=True)
 
 
 def metric_identity(call: str) -> str:

@@ -12,7 +12,7 @@ from vitrail.papers.catalogue import PaperTarget
 from vitrail.papers.cells import PaperCell
 from vitrail.report import figures
 from vitrail.report.results import Column, Results, Setting, as_column
-from vitrail.report.statistics import Cell, levels
+from vitrail.report.statistics import Cell, ranked
 from vitrail.report.summary import Summary
 
 Measured = Mapping[tuple[str, str], PaperCell]  # row, column
@@ -37,7 +37,11 @@ def _summary(target: PaperTarget, measured: Measured) -> Summary:
         digits.setdefault(axis, column.digits)
         labels[column.model, axis] = column.label
     rows = list(dict.fromkeys(row for row, _ in measured))
-    by_model = [_cells(measured, rows, [labels.get((model, axis)) for axis in axes], axes) for model in target.models]
+    by_model = []
+    for model in target.models:
+        cells = {axis: [_cell(measured.get((row, labels.get((model, axis), "")))) for row in rows] for axis in axes}
+        columns = [ranked(cells[axis], column.better) for axis, column in axes.items()]
+        by_model.append([list(row) for row in zip(*columns, strict=True)])
     names = {model: measured[row, label].model for (model, _), label in labels.items() for row in rows
              if (row, label) in measured}  # fmt: skip
     settings = [
@@ -45,26 +49,13 @@ def _summary(target: PaperTarget, measured: Measured) -> Summary:
         for key, model in target.models.items()
     ]
     results = Results(settings, rows, list(axes.values()), [], {}, 0)
-    return Summary(results, by_model, list(digits.values()), [None] * len(settings))
+    return Summary(results, by_model, list(digits.values()), [])
 
 
-def _cells(
-    measured: Measured, rows: Sequence[str], labels: Sequence[str | None], axes: Mapping[str, Column]
-) -> list[list[Cell]]:
-    columns = []
-    for label, axis in zip(labels, axes.values(), strict=True):
-        cells = [measured.get((row, label or "")) for row in rows]
-        means = [cell.measured if cell is not None and cell.n else math.nan for cell in cells]
-        level = levels(np.array(means) * axis.better)
-        ranks = [1 + int((level > place).sum()) for place in level]
-        columns.append([_cell(cell, rank) for cell, rank in zip(cells, ranks, strict=True)])
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _cell(cell: PaperCell | None, rank: int) -> Cell:
+def _cell(cell: PaperCell | None) -> Cell:
     if cell is None or not cell.n or math.isnan(cell.measured):
         return Cell(math.nan, math.nan, math.nan, 0)
-    return Cell(cell.measured, cell.low, cell.high, cell.n, rank=rank)
+    return Cell(cell.measured, cell.low, cell.high, cell.n)
 
 
 def _setting(label: str, shape: tuple[int, int]) -> Setting:

@@ -9,10 +9,12 @@ from typing import Any
 
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Loader, load_model
-from vitrail.calls import join_call, split_call
+from vitrail.calls import call_name, join_call, split_call
 from vitrail.data.base import DataSet, read_indices
 from vitrail.data.names import open_data
 from vitrail.errors import VitrailError
+from vitrail.methods.registry import get_method
+from vitrail.metrics.base import list_metrics
 from vitrail.models.view import View
 from vitrail.papers.catalogue import LAYER, PaperColumn, PaperData, PaperModel, PaperTarget, requirements
 from vitrail.papers.cells import CellSpec
@@ -113,33 +115,22 @@ def _restricted(target: PaperTarget, only: Sequence[str], replacements: Mapping[
     """The target with the selected columns and their published values."""
     models = [next(iter(target.models))] if "" in replacements else [key for key in target.models if key in only]
     data = [key for key in target.data if key in only and key not in target.models]  # a model selects its own data
-    places = [
-        i
-        for i, column in enumerate(target.columns)
+    columns = [
+        column
+        for column in target.columns
         if (not models or column.model in models) and (not data or column.data in data)
     ]
-    columns = [target.columns[i] for i in places]
     return replace(
         target,
         columns=columns,
         models={column.model: target.models[column.model] for column in columns},
         data={column.data: target.data[column.data] for column in columns},
-        published={
-            row: [values[i] if i < len(values) else None for i in places] for row, values in target.published.items()
-        },
+        published={row: [target.value(row, column.label) for column in columns] for row in target.published},
     )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Models and data sets, by key."""
-
-    views: Mapping[str, View]
-    data: Mapping[str, DataSet]
-
-
-def prepare(selection: Selection, load: Loader) -> Prepared:
-    """Opens data and models; one error lists everything that is missing, and how to get it, before any work is done."""
+def prepare(selection: Selection, load: Loader) -> tuple[dict[str, View], dict[str, DataSet]]:
+    """Opens models and data, by key; one error lists all that is missing and how to get it, before any work is done."""
     target, known = selection.target, requirements()
     missing = [name for data in target.data.values() for name in data.missing(selection.data)]
     without_weights = [
@@ -164,7 +155,7 @@ def prepare(selection: Selection, load: Loader) -> Prepared:
     if problems:
         lines = "\n".join(f"- {line}" for line in problems)
         raise VitrailError(f"{target.name} cannot start:\n{lines}")
-    return Prepared(views, data)
+    return views, data
 
 
 def open_images(selection: Selection, data: PaperData) -> DataSet:
@@ -225,7 +216,7 @@ def _planned_run(selection: Selection, view: View, model_key: str, data_key: str
     cells: list[CellSpec] = []
     reasons: dict[tuple[str, str], str] = {}
     for row, call in rows_for(target, model, view):
-        reason = unsupported(call, view)
+        reason = get_method(call_name(call)).unsupported(view)
         for column in columns:
             if not column.applies(row):
                 continue
@@ -259,17 +250,8 @@ def rows_for(target: PaperTarget, model: PaperModel, view: View) -> list[tuple[s
     return rows
 
 
-def unsupported(call: str, view: View) -> str | None:
-    from vitrail.methods.registry import get_method
-
-    return get_method(split_call(call)[0]).unsupported(view)
-
-
 def reduced(call: str) -> str:
     """A method or metric with a reduced number of masks, steps and samples; small numbers stay."""
-    from vitrail.methods.registry import get_method
-    from vitrail.metrics.base import list_metrics
-
     name, params = split_call(call)
     known = list_metrics()[name].params if name in list_metrics() else get_method(name).parameters()
     for key, divisor in (("masks", 64), ("steps", 32), ("samples", 32)):

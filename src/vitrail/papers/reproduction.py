@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.bench.run import Loader, ModelRun, Outcome, Step, load_model
+from vitrail.bench.run import Loader, ModelRun, Step, load_model
 from vitrail.bench.store import Store, environment
 from vitrail.data.base import DataSet, read_indices
 from vitrail.files import write_together
@@ -102,11 +102,11 @@ def reproduce(
     """
     with paper_metrics():
         selection = select(find_target(name), data, model, images, only, quick)
-        prepared = prepare(selection, load)
-        folder, runs = Path(out) / selection.target.name, plan_runs(selection, prepared.views)
+        views, data_sets = prepare(selection, load)
+        folder, runs = Path(out) / selection.target.name, plan_runs(selection, views)
         frames: dict[str, pd.DataFrame] = {}
         for number, run in enumerate(runs, 1):
-            view, examples = prepared.views[run.model.key], prepared.data[run.data.key]
+            view, examples = views[run.model.key], data_sets[run.data.key]
             tell(f"{number}/{len(runs)} {describe(run, len(examples))}")
             frames[run.name] = run_plan(run, folder / run.name, view, examples, watch, retry)
         return save(make_result(selection, runs, frames, folder))
@@ -123,9 +123,7 @@ def run_plan(
     """Runs a plan and returns the stored rows of its model and images."""
     (spec,), store = run.plan.models, Store(out)
     with store.locked():
-        model_run = ModelRun(
-            plan=run.plan, name=spec.name, view=view, data=data, sink=store, outcome=Outcome(), watch=watch, retry=retry
-        )
+        model_run = ModelRun(run.plan, spec.name, view, data, store=store, watch=watch, retry=retry)
         store.begin(run.plan, environment(view))
         model_run.measure(None, store.done(run.plan.maps))
     rows = store.rows()

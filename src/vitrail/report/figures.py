@@ -13,6 +13,7 @@ import numpy as np
 from vitrail.metrics.statistics import Floats
 from vitrail.report.statistics import FEWEST_PAIRS, Cell
 from vitrail.report.summary import Summary, format_number, mean_curve
+from vitrail.report.templates import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,24 +82,19 @@ def draw_all(summary: Summary, formats: Sequence[str], only: Sequence[str] = ())
 
 def bars(summary: Summary, figure: Figure) -> bool:
     """One panel per metric: a bar with its interval per method, settings side by side."""
-    results = summary.results
-    many = len(results.settings) > 1
-    metrics = summary.columns
+    results, metrics = summary.results, summary.columns
     if not metrics:
         return False
-    columns = min(4, len(metrics))
-    rows = math.ceil(len(metrics) / columns)
     titles = [_wrapped(results.metrics[k].title) for k in metrics]
     height = 0.45 + len(results.methods) * (0.17 * len(results.settings) + 0.06)
     height += 0.14 * max(title.count("\n") for title in titles)
-    figure.set_size_inches(1.6 + 1.75 * columns, rows * (height + 0.35) + 0.5)
-    for place, k in enumerate(metrics):
-        axes = figure.add_subplot(rows, columns, place + 1)
+    panels = _panels(figure, len(metrics), 4, (1.75, height + 0.35), (1.6, 0.5))
+    for place, (axes, k) in enumerate(zip(panels, metrics, strict=True)):
         _panel_of_bars(summary, axes, k)
         axes.set_title(titles[place])
-        if place % columns:
+        if place % 4:
             axes.set_yticklabels([])
-    if many:
+    if len(results.settings) > 1:
         handles = [_patch(COLOURS[s % len(COLOURS)], setting.label) for s, setting in enumerate(results.settings)]
     else:
         shades = {_shade(cell) for row in summary.cells[0] for cell in row if cell.n}
@@ -110,16 +106,13 @@ def bars(summary: Summary, figure: Figure) -> bool:
 def radar(summary: Summary, figure: Figure) -> bool:
     """One panel per setting: the rim is the best method of each metric, the inner ring the worst."""
     results = summary.results
-    panels = [(s, _axes_of(summary, s)) for s in range(len(results.settings))]
-    panels = [(s, metrics) for s, metrics in panels if len(metrics) >= FEWEST_AXES]
-    if not panels:
+    metrics_of = {s: _axes_of(summary, s) for s in range(len(results.settings))}
+    metrics_of = {s: metrics for s, metrics in metrics_of.items() if len(metrics) >= FEWEST_AXES}
+    if not metrics_of:
         return False
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure.set_size_inches(5.6 * columns, 5.4 * rows + 0.4)
     drawn: dict[int, Any] = {}
-    for place, (s, metrics) in enumerate(panels):
-        axes: Any = figure.add_subplot(rows, columns, place + 1, projection="polar")
+    panels = _panels(figure, len(metrics_of), 2, (5.6, 5.4), (0, 0.4), projection="polar")
+    for axes, (s, metrics) in zip(panels, metrics_of.items(), strict=True):
         _panel_of_radar(summary, axes, s, metrics, drawn)
         axes.set_title(results.settings[s].label, pad=30)
     _legend_of_methods(summary, figure, drawn, "rim: the best method of each metric, inner ring: the worst")
@@ -129,16 +122,14 @@ def radar(summary: Summary, figure: Figure) -> bool:
 def curves(summary: Summary, figure: Figure) -> bool:
     """One panel per metric with curves and setting: means with 95 % bands."""
     results = summary.results
-    panels = sorted({(k, s) for s, setting in enumerate(results.settings) for _, k in setting.curves})
-    if not panels:
+    places = sorted({(k, s) for s, setting in enumerate(results.settings) for _, k in setting.curves})
+    if not places:
         return False
-    many = len(results.settings) > 1
-    columns = min(3, len(results.settings) if many else len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure.set_size_inches(3.4 * columns, (2.85 if many else 2.7) * rows + 0.5)
+    settings = len(results.settings)
+    columns, height = (min(3, settings), 2.85) if settings > 1 else (3, 2.7)
     drawn: dict[int, Any] = {}
-    for place, (k, s) in enumerate(panels):
-        axes = figure.add_subplot(rows, columns, place + 1)
+    panels = _panels(figure, len(places), columns, (3.4, height), (0, 0.5))
+    for axes, (k, s) in zip(panels, places, strict=True):
         _panel_of_curves(summary, axes, s, k, drawn)
         axes.set_title(_two_lines(results.metrics[k].title, results.settings[s].label))
     _legend_of_methods(summary, figure, drawn)
@@ -147,24 +138,32 @@ def curves(summary: Summary, figure: Figure) -> bool:
 
 def agreement(summary: Summary, figure: Figure) -> bool:
     """Rank correlations of the metrics: of the methods' means, and the mean of per-image correlations."""
-    panels = [(s, matrices) for s, matrices in enumerate(summary.agreement) if matrices is not None]
+    panels = summary.agreement
     if not panels:
         return False
-    heights = [0.38 * len(matrices.metrics) + 2.0 for _, matrices in panels]
-    figure.set_size_inches(0.76 * max(len(matrices.metrics) for _, matrices in panels) + 3.4, sum(heights))
+    heights = [0.38 * len(panel.metrics) + 2.0 for panel in panels]
+    figure.set_size_inches(0.76 * max(len(panel.metrics) for panel in panels) + 3.4, sum(heights))
     grid = figure.add_gridspec(len(panels), 2, height_ratios=heights)
     image: Any = None
-    for row, (s, matrices) in enumerate(panels):
-        label = summary.results.settings[s].label
-        names = [summary.results.metrics[k].call for k in matrices.metrics]
-        halves = ((matrices.of_means, "of means"), (matrices.by_image, "by image, averaged"))
+    for row, panel in enumerate(panels):
+        halves = ((panel.of_means, "of means"), (panel.by_image, "by image, averaged"))
         for half, (matrix, title) in enumerate(halves):
             axes = figure.add_subplot(grid[row, half])
-            image = _matrix(axes, matrix, names, named=not half)
-            axes.set_title(_two_lines(title, label))
+            image = _matrix(axes, matrix, panel.metrics, named=not half)
+            axes.set_title(_two_lines(title, panel.setting.label))
     bar = figure.colorbar(image, ax=figure.axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
     bar.set_label("Spearman’s correlation over methods, each metric oriented so that higher is better")
     return True
+
+
+def _panels(
+    figure: Figure, count: int, most: int, size: tuple[float, float], margin: tuple[float, float], **options: Any
+) -> list[Any]:
+    """Axes in rows of at most ``most``; the size of each and the margin of the figure are in inches."""
+    columns = min(most, count)
+    rows = math.ceil(count / columns)
+    figure.set_size_inches(margin[0] + size[0] * columns, size[1] * rows + margin[1])
+    return [figure.add_subplot(rows, columns, place + 1, **options) for place in range(count)]
 
 
 def _panel_of_bars(summary: Summary, axes: Any, metric: int) -> None:
@@ -304,7 +303,7 @@ def _patch(colour: str, label: str) -> Any:
 
 def _short(text: str, most: int) -> str:
     """A name of at most ``most`` characters, with its middle elided if necessary."""
-    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    text = printable(text)
     return text if len(text) <= most else text[: most // 2] + "…" + text[-(most - most // 2 - 1) :]
 
 

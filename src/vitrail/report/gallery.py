@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import zip_longest
@@ -17,7 +16,7 @@ from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.metrics.statistics import Floats
 from vitrail.report.results import STALE, Results, Setting, normal_call
-from vitrail.report.summary import thinned
+from vitrail.report.summary import rounded, thinned
 from vitrail.show.colours import Scale
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _entry(
     entry: dict[str, Any] = {
         "id": image,
         "class": setting.classes[i],
-        "values": [[_rounded(value) for value in row] for row in setting.values[i]],
+        "values": [[rounded(value) for value in row] for row in setting.values[i]],
         "maps": [maps.get((image, m)) for m in methods],
         "curves": {str(k): [_curve(setting, i, m, k, ends) for m in methods] for k, ends in ranges.items()},
     }
@@ -109,7 +108,7 @@ def _entry(
         about = pictures.loc[image]
         entry["jpeg"] = base64.b64encode(about["jpeg"]).decode()
         entry["label"], entry["predicted"] = str(about["label"]), str(about["predicted"])
-        entry["probability"] = _rounded(float(about["probability"]))
+        entry["probability"] = rounded(float(about["probability"]))
     return entry
 
 
@@ -186,7 +185,3 @@ def _characters(entry: dict[str, Any]) -> int:
     maps = sum(len(encoded_map[3]) for encoded_map in entry["maps"] if encoded_map)
     curves = sum(len(curve) for curves in entry["curves"].values() for curve in curves if curve)
     return len(entry.get("jpeg", "")) + maps + curves + 8 * sum(map(len, entry["values"]))
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from markupsafe import Markup
 
 from vitrail.report.figures import curve_axis
 from vitrail.report.gallery import colour_tables, galleries
 from vitrail.report.statistics import Cell
-from vitrail.report.summary import BOLD, UNDERLINED, Cells, Summary, format_number, mean_curve
-from vitrail.report.tables import AGREEMENT, about_settings, error_count, error_lines, merged_agreement, seconds
-from vitrail.report.templates import environment, joined_scripts, page_file, policy
-from vitrail.version import __version__
+from vitrail.report.summary import BOLD, UNDERLINED, Cells, Summary, format_number, mean_curve, rounded
+from vitrail.report.tables import AGREEMENT, about_settings, error_count, error_lines, seconds
+from vitrail.report.templates import render_page
 
 SCRIPTS = ("dom.js", "tools.js", "filters.js", "table.js", "curves.js", "gallery.js", "start.js")
 LISTED_ERRORS = 200
@@ -24,43 +20,24 @@ DIRECTIONS = {1: "higher is better", -1: "lower is better"}
 
 def page(summary: Summary) -> str:
     """The content of the file."""
-    results = summary.results
-    script, style = joined_scripts(SCRIPTS), page_file("report.css")
-    agreements = zip(results.settings, summary.agreement, strict=True)
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            policy=policy(script, style),
-            style=Markup(style),
-            script=Markup(script),
-            data=_data(summary),
-            results=results,
-            about=about_settings(summary),
-            grouped=len(results.settings) > 1,
-            columns=_columns(summary),
-            directions=DIRECTIONS,
-            rows=list(_rows(summary)),
-            bold=BOLD,
-            underlined=UNDERLINED,
-            legend=" ".join(summary.legend()),
-            agreement=[
-                (
-                    setting.label,
-                    [results.metrics[k].call for k in agreement.metrics],
-                    merged_agreement(agreement).tolist(),
-                )
-                for setting, agreement in agreements
-                if agreement is not None
-            ],
-            agreement_note=AGREEMENT,
-            format_number=format_number,
-            errors=list(error_lines(summary)),
-            error_count=error_count(summary),
-            listed_errors=LISTED_ERRORS,
-            environments=[_environment_line(name, about) for name, about in results.environments.items()],
-            version=__version__,
-        )
+    return render_page(
+        "report",
+        SCRIPTS,
+        summary=summary,
+        results=summary.results,
+        data=_data(summary),
+        about=about_settings(summary),
+        directions=DIRECTIONS,
+        cell_texts=_cell_texts,
+        seconds=seconds,
+        bold=BOLD,
+        underlined=UNDERLINED,
+        agreement_note=AGREEMENT,
+        format_number=format_number,
+        errors=list(error_lines(summary)),
+        error_count=error_count(summary),
+        listed_errors=LISTED_ERRORS,
+        environments=[_environment_line(name, about) for name, about in summary.results.environments.items()],
     )
 
 
@@ -99,10 +76,9 @@ def _cell_data(summary: Summary, cells: Cells, all_images: bool) -> Any:
     ]
 
 
-def _cell_texts(summary: Summary, cell: Cell, setting: int, metric: int, all_images: bool) -> list[Any]:
-    value = float(f"{cell.mean:.6g}") if math.isfinite(cell.mean) else None
+def _cell_texts(summary: Summary, cell: Cell, setting: int, metric: int, all_images: bool = True) -> list[Any]:
     count = summary.partial(cell, setting) if all_images else f"n = {cell.n}" if cell.n else ""
-    return [value, summary.text(cell.mean, metric), summary.interval(cell, metric), count, _marks(cell)]
+    return [rounded(cell.mean, 6), summary.text(cell.mean, metric), summary.interval(cell, metric), count, _marks(cell)]
 
 
 def _marks(cell: Cell) -> str:
@@ -120,30 +96,9 @@ def _curves(summary: Summary) -> list[dict[str, Any]]:
                 continue
             entry = metrics.setdefault(str(k), {"shares": [round(float(x), 4) for x in curve.shares], "methods": {}})
             bands = (curve.mean, curve.low, curve.high)
-            entry["methods"][str(m)] = [[float(f"{y:.4g}") for y in line] for line in bands]
+            entry["methods"][str(m)] = [[rounded(y) for y in line] for line in bands]
         settings.append(metrics)
     return settings
-
-
-def _columns(summary: Summary) -> list[dict[str, Any]]:
-    """Metrics with their settings, and the time."""
-    results = summary.results
-    columns = [{"key": str(k), "metric": results.metrics[k], "settings": summary.present(k)} for k in summary.columns]
-    return [*columns, {"key": "time", "metric": None, "settings": range(len(results.settings))}]
-
-
-def _rows(summary: Summary) -> Iterator[dict[str, Any]]:
-    for m, method in enumerate(summary.results.methods):
-        times = [float(setting.seconds[m]) for setting in summary.results.settings]
-        yield {
-            "method": method,
-            "cells": [
-                (s, k, _cell_texts(summary, summary.cells[s][m][k], s, k, True))
-                for k in summary.columns
-                for s in summary.present(k)
-            ],
-            "times": [(f"{time:.6g}" if math.isfinite(time) else "", seconds(time)) for time in times],
-        }
 
 
 def _environment_line(run: str, about: Mapping[str, Any]) -> str:

@@ -8,13 +8,11 @@ import math
 import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
 
 from vitrail.bench.costs import measure_cost
 from vitrail.bench.store import Store
@@ -33,14 +31,12 @@ from vitrail.report.standings import (
     HEADLINE,
     NUMBERS,
     SAME,
-    Scores,
     Standings,
     standings,
 )
 from vitrail.report.statistics import Gap, compare, gaps
-from vitrail.report.summary import ABSENT, decimals_for, format_number
-from vitrail.report.templates import environment, joined_scripts, page_file, policy
-from vitrail.version import __version__
+from vitrail.report.summary import ABSENT, decimals_for, format_interval, format_number, rounded
+from vitrail.report.templates import render_page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,11 +71,8 @@ def write_leaderboard(folder: Path, pairs: Sequence[Pair], highlighted: Collecti
 
 
 def shipped_table() -> pd.DataFrame:
-    """The rows that come with vitrail, measured by ``vitrail bench leaderboard``; none if this version has none."""
-    import pandas as pd
-
-    path = Path(str(files("vitrail.report") / "leaderboard.csv.gz"))
-    return read_table(path) if path.exists() else pd.DataFrame(columns=list(COLUMNS))
+    """The rows that come with vitrail, measured by ``vitrail bench leaderboard``."""
+    return read_table(str(files("vitrail.report") / "leaderboard.csv.gz"))
 
 
 def shipped_costs() -> pd.DataFrame:
@@ -93,8 +86,7 @@ def _own_costs(methods: Collection[str]) -> pd.DataFrame:
     """The costs of methods that do not come with vitrail, measured here; none of a method that fails."""
     import pandas as pd
 
-    rows = []
-    view = load() if methods else None
+    rows, view = [], load() if methods else None
     for method in methods:
         assert view is not None
         try:
@@ -203,25 +195,70 @@ def page(
         gallery: relative URLs of the methods' pictures; None omits the section.
         whole: False = only one element, for another page, whose styles apply to nothing else.
     """
-    return _rendered(_content(table, pairs, costs, highlighted, gallery), whole)
+    numbers = standings(table, [pair.name for pair in pairs])
+    if not numbers.pairs:
+        raise VitrailError("the leaderboard has no rows of the pairs it should show.")
+    board = _Board(numbers, costs, highlighted)
+    known = {pair.name: pair for pair in pairs}
+    columns = [known[name] for name in numbers.pairs]
+    metric = next((k for k in numbers.headlines if k is not None), 0)
+    decimals = [decimals_for(numbers.mean[:, :, k].ravel().tolist()) for k in range(len(numbers.metrics))]
+    return render_page(
+        "leaderboard",
+        SCRIPTS,
+        "'self' file: data:" if gallery else "data:",
+        whole=whole,
+        board=board,
+        numbers=numbers,
+        scores=numbers.scores,
+        agreement=numbers.agreement(),
+        pairs=columns,
+        metric=metric,
+        decimals=decimals[metric],
+        gallery=gallery or {},
+        data=_data(board, columns, metric, decimals),
+        reference=REFERENCE,
+        headline=HEADLINE,
+        control=CONTROL,
+        cheap_cost=CHEAP,
+        same=SAME,
+        contrary=CONTRARY,
+        most_listed=LISTED,
+        number=format_number,
+        interval=format_interval,
+        spelled=_spelled,
+    )
 
 
-@dataclass(frozen=True)
 class _Board:
     """All that the page says of the methods; the lists follow the order of ``numbers.methods``."""
 
-    numbers: Standings
-    infos: list[MethodInfo | None]  # None for methods that are not registered here
-    forwards: list[float]
-    speeds: list[float]
+    def __init__(self, numbers: Standings, costs: pd.DataFrame, highlighted: Collection[str]) -> None:
+        self.numbers = numbers
+        self.yours = [method in highlighted for method in numbers.methods]
+        self.infos = [_info(method) for method in numbers.methods]
+        known = costs.drop_duplicates("method", keep="last").set_index("method").reindex(numbers.methods)
+        self.forwards: list[float] = known["forwards"].tolist()
+        self.speeds: list[float] = known["images_per_second"].tolist()
 
     @property
-    def scores(self) -> Scores:
-        return self.numbers.scores
+    def order(self) -> list[int]:
+        """The methods by falling score."""
+        order = np.argsort(-np.nan_to_num(self.numbers.scores.mean, nan=-np.inf), kind="stable")
+        return [int(m) for m in order]
+
+    def family(self, method: int) -> str:
+        info = self.infos[method]
+        return info.family if info else ""
 
     def ignores_class(self, method: int) -> bool:
         info = self.infos[method]
         return info is not None and not info.class_specific
+
+    def ignoring(self) -> list[str]:
+        """The methods, without their aggregations, whose maps do not depend on the class."""
+        names = [call_name(method) for m, method in enumerate(self.numbers.methods) if self.ignores_class(m)]
+        return list(dict.fromkeys(name.partition(".")[0] for name in names if name != CONTROL))
 
     def explains(self, method: int) -> bool:
         """Whether the map depends on the class, and explains it: a control or a ceiling does not."""
@@ -233,67 +270,22 @@ class _Board:
 
         Only methods measured on the most pairs compete: the others may have had the easier ones.
         """
-        scores = self.scores
+        scores = self.numbers.scores
         rivals = [m for m in range(len(self.infos)) if self.explains(m) and scores.pairs[m]]
         complete = [m for m in rivals if scores.pairs[m] == max(scores.pairs[r] for r in rivals)]
         affordable = [m for m in complete if math.isinf(most) or self.forwards[m] <= most]
         return max(affordable, key=lambda m: scores.mean[m], default=None)
 
+    def scored_images(self) -> list[int]:
+        """The number of images of each pair that has a score."""
+        numbers = self.numbers
+        headlines = [(p, k) for p, k in enumerate(numbers.headlines) if k is not None and np.isfinite(numbers.spans[p])]
+        return [int(np.nanmax(numbers.n[p, :, k])) for p, k in headlines]
 
-def _content(
-    table: pd.DataFrame,
-    pairs: Sequence[Pair],
-    costs: pd.DataFrame,
-    highlighted: Collection[str],
-    gallery: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    """The values of the template."""
-    numbers = standings(table, [pair.name for pair in pairs])
-    if not numbers.pairs:
-        raise VitrailError("the leaderboard has no rows of the pairs it should show.")
-    board = _board(numbers, costs)
-    known = {pair.name: pair for pair in pairs}
-    columns = [known[name] for name in numbers.pairs]
-    metric = next((k for k in numbers.headlines if k is not None), 0)
-    decimals = [decimals_for(numbers.mean[:, :, k].ravel().tolist()) for k in range(len(numbers.metrics))]
-    order = np.argsort(-np.nan_to_num(numbers.scores.mean, nan=-np.inf), kind="stable")
-    agreement = numbers.agreement()
-    return {
-        "reference": REFERENCE,
-        "cheap": f"{CHEAP:g}",
-        "pairs": columns,
-        "cards": _cards(board),
-        "advice": _advice(board),
-        "metrics": numbers.metrics,
-        "metric": metric,
-        "better": numbers.better,
-        "rows": [_row(board, int(m), metric, decimals[metric], highlighted) for m in order],
-        "agreement": agreement,
-        "verdict": _verdict(agreement.groups, agreement.contrary()),
-        "format_number": format_number,
-        "gallery": [(int(m), numbers.methods[m], gallery[numbers.methods[m]])
-                    for m in order if numbers.methods[m] in gallery] if gallery else [],
-        "images": [_images(numbers, p) for p in range(len(numbers.pairs))],
-        "data": _data(board, columns, metric, decimals, highlighted),
-        "version": __version__,
-    }  # fmt: skip
-
-
-def _rendered(content: Mapping[str, Any], whole: bool) -> str:
-    """The template with its content, style and script; ``whole`` makes it a file of its own."""
-    script, style = joined_scripts(SCRIPTS), page_file("leaderboard.css")
-    allowed = policy(script, style, "'self' file: data:" if content["gallery"] else "data:")
-    template = environment().get_template("leaderboard.html")
-    return template.render(content, whole=whole, policy=allowed, style=Markup(style), script=Markup(script))
-
-
-def _board(numbers: Standings, costs: pd.DataFrame) -> _Board:
-    def measured(column: str) -> list[float]:
-        values = dict(zip(costs["method"], costs[column], strict=True))
-        return [float(values.get(method, math.nan)) for method in numbers.methods]
-
-    infos = [_info(method) for method in numbers.methods]
-    return _Board(numbers, infos, measured("forwards"), measured("images_per_second"))
+    def images(self, pair: int) -> str:
+        """The number of images of a pair; the largest where methods or metrics were measured on different ones."""
+        counts = np.unique(self.numbers.n[pair][~np.isnan(self.numbers.n[pair])])
+        return f"{'Up to ' if len(counts) > 1 else ''}{int(counts[-1]):,} images"
 
 
 def _info(method: str) -> MethodInfo | None:
@@ -305,154 +297,22 @@ def _info(method: str) -> MethodInfo | None:
         return None
 
 
-def _cards(board: _Board) -> list[dict[str, str]]:
-    """The recommended methods with their numbers."""
-    cheap, best = board.best(CHEAP), board.best()
-    titles: dict[int, str] = {}
-    if cheap is not None:
-        titles[cheap] = f"Best within {CHEAP:g} forward passes"
-    if best is not None:
-        titles[best] = "Best at any cost" if best != cheap else f"Best within {CHEAP:g} forward passes, and at any cost"
-    scores = board.scores
-    return [
-        {
-            "title": title,
-            "method": board.numbers.methods[m],
-            "score": format_number(float(scores.mean[m]), 2),
-            "interval": _interval(float(scores.low[m]), float(scores.high[m]), 2),
-            "cost": _passes(board.forwards[m]),
-            "leads": f"{board.numbers.leads(m)} of {scores.pairs[m]}",
-        }
-        for m, title in titles.items()
-    ]
-
-
-def _advice(board: _Board) -> list[Markup]:
-    """Sentences on which method to use, and how sure that is."""
-    numbers, cheap, best = board.numbers, board.best(CHEAP), board.best()
-    names = [_code(method) for method in numbers.methods]
-    lines = []
-    if best is None:
-        lines.append(
-            Markup("No method has a score: {} or {} was not measured.").format(_code(HEADLINE), _code(CONTROL))
-        )
-    elif cheap is None:
-        lines.append(
-            Markup("Use {}, which has the highest score. No method is known to cost at most {} forward passes.").format(
-                names[best], f"{CHEAP:g}"
-            )
-        )
-    elif cheap == best:
-        lines.append(
-            Markup("Use {}: it costs {}, and no method that explains a class scores higher at any cost.").format(
-                names[best], _passes(board.forwards[best])
-            )
-        )
-    else:
-        lines.append(_comparison(board, cheap, best))
-    ignoring = [call_name(method) for m, method in enumerate(numbers.methods) if board.ignores_class(m)]
-    bases = dict.fromkeys(name.partition(".")[0] for name in ignoring if name != CONTROL)
-    if bases:
-        note = Markup("Some methods, and their aggregations, ignore the class; do not explain a class with them: {}.")
-        lines.append(note.format(_listed([_code(base) for base in bases])))
-    if best is not None:
-        lines.append(_certainty(numbers))
-    return lines
-
-
-def _comparison(board: _Board, cheap: int, best: int) -> Markup:
-    """The best cheap method against the best of all."""
-    numbers = board.numbers
-    gap = numbers.difference(best, cheap)
-    interval = _interval(gap.low, gap.high, 2)
-    settled = "so the images leave open which is better" if gap.low <= 0 else "more than the choice of images explains"
-    return Markup(
-        "Use {} unless time does not matter: it costs {}. {} scores {} higher ({}), {}, and costs {}."
-    ).format(
-        _code(numbers.methods[cheap]), _passes(board.forwards[cheap]), _code(numbers.methods[best]),
-        format_number(gap.mean, 2), f"95 % interval {interval}" if interval else "interval unknown", settled,
-        _passes(board.forwards[best]),
-    )  # fmt: skip
-
-
-def _certainty(numbers: Standings) -> Markup:
-    """What the score is, and on how much it rests."""
-    scored = [p for p, span in enumerate(numbers.spans) if math.isfinite(span)]
-    counts = [int(np.nanmax(numbers.n[p, :, k])) for p in scored if (k := numbers.headlines[p]) is not None]
-    return Markup(
-        "The score is {}; on each pair of model and images, {} counts as 0 and the best method as 1, and the score is "
-        "the mean over pairs. It rests on {} images in {} {}; on another model or other images the order may differ."
-    ).format(
-        _code(HEADLINE), _code(CONTROL), f"{sum(counts):,}", len(counts), "pair" if len(counts) == 1 else "pairs"
-    )  # fmt: skip
-
-
-def _verdict(groups: Sequence[Sequence[str]], contrary: Sequence[tuple[str, str, float]]) -> list[Markup]:
-    """Sentences on which metrics measure the same, and which contradict each other."""
-    lines = []
-    if groups:
-        listed = Markup("; ").join(_listed([_code(metric) for metric in group]) for group in groups)
-        lines.append(
-            Markup("These rank the methods alike (ρ ≥ {} within each group), so one of each suffices: {}.").format(
-                SAME, listed
-            )
-        )
-    if contrary:
-        examples = Markup("; ").join(
-            Markup("{} and {} ({})").format(_code(a), _code(b), format_number(r, 2)) for a, b, r in contrary[:LISTED]
-        )
-        count = (
-            "1 pair of metrics contradicts" if len(contrary) == 1 else f"{len(contrary)} pairs of metrics contradict"
-        )
-        most = ": " if len(contrary) <= LISTED else ", most of all "
-        lines.append(Markup("{} each other (ρ ≤ {:g}){}{}.").format(count, CONTRARY, most, examples))
-    return lines
-
-
-def _row(board: _Board, m: int, metric: int, decimals: int | None, highlighted: Collection[str]) -> dict[str, Any]:
-    """A line of the table, as formatted texts."""
-    numbers, scores, info = board.numbers, board.scores, board.infos[m]
-    partial = 0 < scores.pairs[m] < np.isfinite(numbers.spans).sum()
-    return {
-        "number": m,
-        "method": numbers.methods[m],
-        "family": info.family if info else "",
-        "ignores_class": board.ignores_class(m),
-        "yours": numbers.methods[m] in highlighted,
-        "cost": _rounded(board.forwards[m]),
-        "speed": _rounded(board.speeds[m]),
-        "score": format_number(float(scores.mean[m]), 2),
-        "interval": _interval(float(scores.low[m]), float(scores.high[m]), 2),
-        "partial": f"{scores.pairs[m]} of {np.isfinite(numbers.spans).sum()} pairs" if partial else "",
-        "cells": [
-            (
-                format_number(float(numbers.mean[p, m, metric]), decimals),
-                _interval(float(numbers.low[p, m, metric]), float(numbers.high[p, m, metric]), decimals),
-                ("", "tied", "best")[numbers.marks[p, m, metric]],
-            )
-            for p in range(len(numbers.pairs))
-        ],
-    }
-
-
-def _data(
-    board: _Board, pairs: Sequence[Pair], metric: int, decimals: Sequence[int | None], highlighted: Collection[str]
-) -> dict[str, Any]:
+def _data(board: _Board, pairs: Sequence[Pair], metric: int, decimals: Sequence[int | None]) -> dict[str, Any]:
     """What the script needs."""
-    numbers, scores = board.numbers, board.scores
+    numbers = board.numbers
     return {
         "methods": [
             {
                 "name": method,
-                "family": info.family if info else "",
+                "family": board.family(m),
                 "ignoresClass": board.ignores_class(m),
-                "yours": method in highlighted,
-                "cost": _short(board.forwards[m]),
-                "speed": _short(board.speeds[m]),
-                "score": _short(float(scores.mean[m])),
-                "shares": [_short(float(share)) for share in numbers.shares[:, m]],
+                "yours": board.yours[m],
+                "cost": rounded(board.forwards[m]),
+                "speed": rounded(board.speeds[m]),
+                "score": rounded(numbers.scores.mean[m]),
+                "shares": [rounded(share) for share in numbers.shares[:, m]],
             }
-            for m, (method, info) in enumerate(zip(numbers.methods, board.infos, strict=True))
+            for m, method in enumerate(numbers.methods)
         ],
         "metrics": [
             {"name": name, "better": better, "decimals": places}
@@ -461,52 +321,23 @@ def _data(
         "metric": metric,
         "cheap": CHEAP,
         "pairs": [pair.title for pair in pairs],
-        "cells": [
-            [_cells(numbers, p, k) for p in range(len(numbers.pairs))] for k in range(len(numbers.metrics))
-        ],
-    }  # fmt: skip
+        "cells": [[_cells(numbers, p, k) for p in range(len(numbers.pairs))] for k in range(len(numbers.metrics))],
+    }
 
 
 def _cells(numbers: Standings, p: int, k: int) -> list[Any] | None:
     """[means, lows, highs, counts, marks] over methods, a mark per letter; None if nothing was measured."""
     if np.isnan(numbers.mean[p, :, k]).all():
         return None
-    columns = [[_short(float(value)) for value in cube[p, :, k]] for cube in (numbers.mean, numbers.low, numbers.high)]
+    columns = [[rounded(value) for value in cube[p, :, k]] for cube in (numbers.mean, numbers.low, numbers.high)]
     counts = np.nan_to_num(numbers.n[p, :, k]).astype(int).tolist()
     return [*columns, counts, "".join(str(mark) for mark in numbers.marks[p, :, k])]
 
 
-def _images(numbers: Standings, p: int) -> str:
-    """The number of images of a pair; a range where methods or metrics were measured on different ones."""
-    most = int(np.nanmax(numbers.n[p]))
-    counts = {int(count) for count in numbers.n[p][~np.isnan(numbers.n[p])]}
-    return f"{most:,} images" if len(counts) == 1 else f"up to {most:,} images"
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def _rounded(value: float) -> str:
+def _spelled(value: float) -> str:
     """Two significant digits, without an exponent."""
     if math.isnan(value):
         return ABSENT
     if value >= 10:
         return f"{float(f'{value:.2g}'):,.0f}"
     return f"{value:.1f}" if value >= 0.1 else f"{float(f'{value:.2g}'):f}".rstrip("0")
-
-
-def _passes(forwards: float) -> str:
-    return "an unknown amount of time" if math.isnan(forwards) else f"about {_rounded(forwards)} forward passes"
-
-
-def _interval(low: float, high: float, decimals: int | None) -> str:
-    return "" if math.isnan(low) else f"[{format_number(low, decimals)}, {format_number(high, decimals)}]"
-
-
-def _code(name: str) -> Markup:
-    return Markup("<code>{}</code>").format(name)
-
-
-def _listed(names: Sequence[Markup]) -> Markup:
-    return Markup(", ").join(names)

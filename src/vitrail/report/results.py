@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.bench.plan import Plan
-from vitrail.bench.run import row_key, work_of
+from vitrail.bench.run import hash_of, work_of
 from vitrail.bench.store import Store
 from vitrail.calls import call_name, join_call, split_call
 from vitrail.errors import VitrailError
@@ -70,13 +70,12 @@ class Column:
     @property
     def curve_axis(self) -> str:
         """The quantity on the vertical axis of a curve."""
-        return _CURVE_AXES.get(split_call(self.call)[0] if self.metric else "", "value")
+        return _CURVE_AXES.get(self.metric.info.name if self.metric else "", "value")
 
     @property
     def removes(self) -> bool:
         """Whether the horizontal axis of a curve counts what was removed, not what was inserted."""
-        name = self.metric.info.name if self.metric else ""
-        return "insertion" not in name
+        return self.metric is None or "insertion" not in self.metric.info.name
 
     def shares(self, points: int) -> Floats:
         """(points,): the share of the image that was changed at each point of a curve."""
@@ -184,17 +183,22 @@ def read_results(folders: Sequence[Path], stale: bool = False) -> Results:
 
 
 def normal_call(call: str) -> str:
-    """The normalised call of a method, as in rows: full name, non-default parameters, sorted."""
-    from vitrail.methods.registry import get_method
-
+    """The normalised call of a method, as in rows; a method that is not registered here stays as it is."""
     try:
-        name, params = split_call(call)
-        method = get_method(name)
+        return join_call(*normalised(call))
     except VitrailError:
         return call
+
+
+def normalised(call: str) -> tuple[str, dict[str, Any]]:
+    """The full name of a method, and its parameters that are not at their default, sorted."""
+    from vitrail.methods.registry import get_method
+
+    name, params = split_call(call)
+    method = get_method(name)
     defaults = method.parameters()
     changed = {key: value for key, value in sorted(params.items()) if key not in defaults or defaults[key] != value}
-    return join_call(method.info.name, changed)
+    return method.info.name, changed
 
 
 class _Run:
@@ -202,13 +206,16 @@ class _Run:
 
     def __init__(self, folder: Path, name: str, stale: bool = False) -> None:
         self.folder, self.name, self.store = folder, name, Store(folder)
-        rows = self._read()
+        if not any((folder / "rows").glob("part-*.parquet")):
+            raise VitrailError(f"{folder} holds no results: expected a folder written by `vitrail bench`.")
+        rows = self.store.rows()
         self.plan = self._plan()
-        calls = {pair: _row_call(*pair) for pair in set(zip(rows["method"], rows["params"], strict=True))}
+        pairs = list(zip(rows["method"], rows["params"], strict=True))
+        calls = {(method, params): join_call(method, _parameters(params)) for method, params in set(pairs)}
         planned = [as_column(call, self.plan.protocol) for call in self.plan.metrics] if self.plan else []
         columns = {call: self._marked(as_column(call), planned) for call in rows["metric"].unique() if call}
         self.columns = list(dict.fromkeys([*planned, *columns.values()]))
-        rows["call"] = [calls[pair] for pair in zip(rows["method"], rows["params"], strict=True)]
+        rows["call"] = [calls[pair] for pair in pairs]
         rows["column"] = [columns[call].call if call else "" for call in rows["metric"]]
         stale_metric = rows["column"].isin([column.call for column in self.columns if column.stale])
         stale_method = rows["call"].isin(self._unplanned(calls)) | self._is_old(rows)
@@ -222,11 +229,6 @@ class _Run:
         # Another version of a method, or another image of the same name, has another key; the newest counts.
         self.good = good.drop_duplicates([*SETTING, "image", "call", "column"], keep="last")
         self.replaced = len(good) - len(self.good)
-
-    def _read(self) -> pd.DataFrame:
-        if not any((self.folder / "rows").glob("part-*.parquet")):
-            raise VitrailError(f"{self.folder} holds no results: expected a folder written by `vitrail bench`.")
-        return self.store.rows()
 
     def _plan(self) -> Plan | None:
         if not (self.folder / "plan.toml").exists():
@@ -256,18 +258,14 @@ class _Run:
             if call and call not in planned and (_factory(method) is not None or method not in names)
         ]
 
-    def _is_old(self, rows: pd.DataFrame) -> Bools:
+    def _is_old(self, rows: pd.DataFrame) -> pd.Series[bool]:
         """Rows of an older version of a method or metric that has rows of the present version, too."""
         metrics = {column.call: column.metric for column in self.columns}
-        kinds = list(zip(rows["method"], rows["params"], rows["column"], rows["explained"], strict=True))
-        work = {kind: _work(kind[0], kind[1], metrics.get(kind[2]), kind[3]) for kind in set(kinds)}
-        identities = zip(rows["image_hash"], rows["model_hash"], kinds, strict=True)
-        present = [
-            work[kind] is not None and row_key(str(digest), str(model), work[kind] or "") == key
-            for key, (digest, model, kind) in zip(rows["key"], identities, strict=True)
-        ]
-        renewed = {kind for kind, is_present in zip(kinds, present, strict=True) if is_present}
-        return np.array([kind in renewed for kind in kinds], dtype=bool) & ~np.array(present, dtype=bool)
+        kinds = [rows[name] for name in ("method", "params", "column", "explained")]
+        work = {kind: _work(*kind[:2], metrics.get(kind[2]), kind[3]) for kind in set(zip(*kinds, strict=True))}
+        hashes = zip(rows["image_hash"], rows["model_hash"], zip(*kinds, strict=True), strict=True)
+        present = rows["key"] == [hash_of(str(image), str(model), work[kind] or "") for image, model, kind in hashes]
+        return present.groupby(kinds, dropna=False).transform("any") & ~present
 
     def methods(self) -> list[str]:
         present = list(self.good["call"].unique())
@@ -279,13 +277,12 @@ class _Run:
         return [column for column in self.columns if column.call in present]
 
     def settings(self, methods: list[str], metrics: list[Column]) -> list[Setting]:
-        calls = [column.call for column in metrics]
-        names = _ClassNames(self.store.pictures())
+        calls, pictures = [column.call for column in metrics], self.store.pictures()
         groups = self.good.groupby(SETTING, sort=False, dropna=False)
-        return [self._setting(key, rows, methods, calls, names) for key, rows in groups]
+        return [self._setting(key, rows, methods, calls, pictures) for key, rows in groups]
 
     def _setting(
-        self, key: tuple[str, ...], rows: pd.DataFrame, methods: list[str], metrics: list[str], names: _ClassNames
+        self, key: tuple[str, ...], rows: pd.DataFrame, methods: list[str], metrics: list[str], pictures: pd.DataFrame
     ) -> Setting:
         import pandas as pd
 
@@ -298,8 +295,8 @@ class _Run:
         seconds = explanations.groupby("call")["seconds"].mean().reindex(methods).to_numpy(dtype=np.float64)
         places = list(zip(image, method, metric, strict=True))
         parts, curves = (_stacked(rows[name], places, len(images)) for name in ("parts", "curve"))
-        classes = names.classes(rows.drop_duplicates("image"), key[1])
         about = dict(zip(SETTING, key, strict=True))
+        classes = _classes(rows.drop_duplicates("image"), pictures[pictures["model"] == about["model"]])
         return Setting(
             self.name, self.folder, images=list(images), classes=classes, values=values, seconds=seconds, parts=parts,
             curves=curves, **about,
@@ -313,42 +310,31 @@ class _Run:
         ]
 
 
-class _ClassNames:
-    """The names of classes, from the stored pictures."""
+def _classes(rows: pd.DataFrame, pictures: pd.DataFrame) -> list[str]:
+    """The true class of each image, or the explained one if that is unknown; names come from the stored pictures."""
+    known = pictures.set_index("image") if "label" in pictures else None
+    names: dict[int, str] = {}
+    for image, label, target, explained in zip(
+        rows["image"], rows["label"], rows["target"], rows["explained"], strict=True
+    ):
+        if known is None or image not in known.index:
+            continue
+        if not _missing(label) and known.at[image, "label"]:
+            names[int(label)] = str(known.at[image, "label"])
+        if explained == "predicted" and not _missing(target):
+            names.setdefault(int(target), str(known.at[image, "predicted"]))
 
-    def __init__(self, pictures: pd.DataFrame) -> None:
-        self.pictures = pictures
+    def name(number: Any) -> str:
+        return "unknown" if _missing(number) else names.get(int(number), f"class {int(number)}")
 
-    def classes(self, rows: pd.DataFrame, model: str) -> list[str]:
-        """The true class of each image, or the explained one if that is unknown."""
-        pictures = self.pictures[self.pictures["model"] == model]
-        known = pictures.set_index("image") if "label" in pictures else None
-        names: dict[int, str] = {}
-        for image, label, target, explained in zip(
-            rows["image"], rows["label"], rows["target"], rows["explained"], strict=True
-        ):
-            if known is None or image not in known.index:
-                continue
-            if not _missing(label) and known.at[image, "label"]:
-                names[int(label)] = str(known.at[image, "label"])
-            if explained == "predicted" and not _missing(target):
-                names.setdefault(int(target), str(known.at[image, "predicted"]))
-        return [
-            _class_name(label, names) if not _missing(label) else _class_name(target, names) + " (explained)"
-            for label, target in zip(rows["label"], rows["target"], strict=True)
-        ]
-
-
-def _class_name(number: Any, names: dict[int, str]) -> str:
-    return "unknown" if _missing(number) else names.get(int(number), f"class {int(number)}")
+    return [
+        name(target) + " (explained)" if _missing(label) else name(label)
+        for label, target in zip(rows["label"], rows["target"], strict=True)
+    ]
 
 
 def _missing(value: Any) -> bool:
     return value is None or bool(np.isnan(value))
-
-
-def _row_call(method: str, params: str) -> str:
-    return join_call(method, _parameters(params)) if method else ""
 
 
 def _parameters(text: str) -> dict[str, Any]:
@@ -400,12 +386,8 @@ def _stacked(lists: Any, places: list[tuple[int, int, int]], images: int) -> dic
         longest = max(len(numbers) for _, numbers in members)
         arrays[key] = np.full((images, longest), np.nan)
         for image, numbers in members:
-            arrays[key][image] = numbers if len(numbers) == longest else _stretched(numbers, longest)
+            arrays[key][image] = np.interp(np.linspace(0, 1, longest), np.linspace(0, 1, len(numbers)), numbers)
     return arrays
-
-
-def _stretched(points: Floats, count: int) -> Floats:
-    return np.interp(np.linspace(0, 1, count), np.linspace(0, 1, len(points)), points)
 
 
 def _run_names(folders: Sequence[Path]) -> list[str]:

@@ -131,8 +131,8 @@ class Standings:
         Exact where one of them is the reference; else their gaps to it are taken as independent, which is
         cautious: both vary with it.
         """
-        pairs, sides = self._common(method, other), [method, other]
-        known = not np.isnan(self._headline(self.gap)[pairs][:, sides]).any()
+        pairs = ~np.isnan(self.shares[:, [method, other]]).any(1)
+        known = not np.isnan(self._headline(self.gap)[pairs][:, [method, other]]).any()
         numbers = (self.gap, self.gap_low, self.gap_high) if known else (self.mean, self.low, self.high)
         value, low, high = (self._headline(cube) / self.spans[:, None] for cube in numbers)
         count = pairs.sum()
@@ -145,7 +145,9 @@ class Standings:
 
     def agreement(self) -> Agreement:
         """Spearman's correlations, averaged over the pairs in which at least ``FEWEST_RANKED`` methods have both."""
-        matrices = np.stack([self._correlations(p) for p in range(len(self.pairs))])
+        known = (~np.isnan(self.mean)).astype(np.int64)
+        enough = known.swapaxes(1, 2) @ known >= FEWEST_RANKED
+        matrices = np.where(enough, [agreement_of_means(means, self.better) for means in self.mean], np.nan)
         counts = (~np.isnan(matrices)).sum(0)
         matrix = np.nansum(matrices, 0) / np.where(counts, counts, np.nan)
         related = ~np.isnan(matrix) & ~np.eye(len(matrix), dtype=bool)
@@ -160,9 +162,6 @@ class Standings:
         ]
         return np.stack(rows)
 
-    def _common(self, method: int, other: int) -> Bools:
-        return ~np.isnan(self.shares[:, method] + self.shares[:, other])
-
     def _undecided(self, p: int, best: int, k: int) -> Bools:
         """(methods,): whether a method's interval overlaps that of the best."""
         enough = (self.n[p, :, k] >= FEWEST_PAIRS) & (self.n[p, best, k] >= FEWEST_PAIRS)
@@ -170,11 +169,6 @@ class Standings:
         paired = ~np.isnan(low) & ~np.isnan(low[best])
         means = _overlap(self.low[p, :, k], self.high[p, :, k], best)
         return enough & np.where(paired, _overlap(low, high, best), means)
-
-    def _correlations(self, p: int) -> Floats:
-        known = (~np.isnan(self.mean[p])).astype(np.int64)
-        matrix = agreement_of_means(self.mean[p], self.better)
-        return np.where(known.T @ known >= FEWEST_RANKED, matrix, np.nan)
 
 
 def standings(table: pd.DataFrame, pairs: Sequence[str]) -> Standings:

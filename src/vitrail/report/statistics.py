@@ -111,7 +111,7 @@ def compare(sample: Sample, better: int, resamples: int = RESAMPLES, seed: int =
         if images.any() and np.isfinite(sample.values[images][:, methods]).all():
             draws.update(zip(methods, sample.draws(methods, images, resamples, seed).T, strict=True))
     cells = [_cell(sample, method, known[:, method], draws.get(method)) for method in range(known.shape[1])]
-    cells = _ranked(cells, better)
+    cells = ranked(cells, better)
     best = next((method for method, cell in enumerate(cells) if cell.best), None)
     if best is None:
         return cells
@@ -178,7 +178,8 @@ def _cell(sample: Sample, method: int, images: Bools, draws: Floats | None) -> C
     return Cell(mean, float(low), float(high), count)
 
 
-def _ranked(cells: list[Cell], better: int) -> list[Cell]:
+def ranked(cells: list[Cell], better: int) -> list[Cell]:
+    """The cells of a metric with their ranks; as they are where nothing is to be ranked."""
     means = np.array([cell.mean for cell in cells])
     if not better or (~np.isnan(means)).sum() < 2:
         return cells

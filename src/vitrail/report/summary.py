@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -34,12 +35,20 @@ Cells = list[list[list[Cell]]]  # setting, method, metric
 
 
 @dataclass(frozen=True)
-class Agreement:
+class MetricAgreement:
     """Rank correlations (metrics, metrics) of the methods' means, and the mean of per-image correlations."""
 
-    metrics: list[int]  # those that are comparable with another
+    setting: Setting
+    metrics: list[str]  # those that are comparable with another
     of_means: Floats
     by_image: Floats
+
+    @property
+    def merged(self) -> Floats:
+        """One matrix from two symmetric ones, with an empty diagonal."""
+        merged = np.triu(self.of_means, 1) + np.tril(self.by_image, -1)
+        np.fill_diagonal(merged, math.nan)
+        return merged
 
 
 @dataclass(frozen=True)
@@ -59,14 +68,14 @@ class Summary:
     results: Results
     cells: Cells
     decimals: list[int | None]  # per metric; None = scientific
-    agreement: list[Agreement | None]  # per setting
+    agreement: list[MetricAgreement]  # of the settings that have one
     classes: dict[str, Cells] = field(default_factory=dict)
 
     def present(self, metric: int) -> list[int]:
         """The settings in which a metric has any value: only these get a column."""
         return [s for s, rows in enumerate(self.cells) if any(row[metric].n for row in rows)]
 
-    @property
+    @cached_property
     def columns(self) -> list[int]:
         """The metrics with a value in any setting."""
         return [k for k in range(len(self.results.metrics)) if self.present(k)]
@@ -75,10 +84,7 @@ class Summary:
         return format_number(value, self.decimals[metric])
 
     def interval(self, cell: Cell, metric: int) -> str:
-        """The interval in brackets; empty if there is none."""
-        if math.isnan(cell.low):
-            return ""
-        return f"[{self.text(cell.low, metric)}, {self.text(cell.high, metric)}]"
+        return format_interval(cell.low, cell.high, self.decimals[metric])
 
     def partial(self, cell: Cell, setting: int) -> str:
         """The number of images of a cell, if it is not all of its setting."""
@@ -138,9 +144,8 @@ def summarise_results(results: Results, with_classes: bool = True) -> Summary:
     """All numbers of a report."""
     cells = [_cells(results, setting) for setting in results.settings]
     decimals = [decimals_for([row[k].mean for rows in cells for row in rows]) for k in range(len(results.metrics))]
-    better = [column.better for column in results.metrics]
-    agreement = [_agreement(setting, rows, better) for setting, rows in zip(results.settings, cells, strict=True)]
-    summary = Summary(results, cells, decimals, agreement)
+    agreement = [_agreement(results, setting, rows) for setting, rows in zip(results.settings, cells, strict=True)]
+    summary = Summary(results, cells, decimals, list(filter(None, agreement)))
     if with_classes:
         summary.classes = {name: _class_cells(results, name) for name in _large_classes(results)}
     return summary
@@ -154,6 +159,16 @@ def format_number(value: float, decimals: int | None) -> str:
         return "∞" if value > 0 else "−∞"
     text = f"{value:.1e}" if decimals is None else f"{value:.{decimals}f}"
     return text.replace("-", "−") if float(text) else text.lstrip("-")
+
+
+def rounded(value: float, digits: int = 4) -> float | None:
+    """A number for a script, to so many significant digits; None where it is not finite."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
+def format_interval(low: float, high: float, decimals: int | None) -> str:
+    """An interval in brackets; empty if there is none."""
+    return "" if math.isnan(low) else f"[{format_number(low, decimals)}, {format_number(high, decimals)}]"
 
 
 def mean_curve(summary: Summary, setting: int, method: int, metric: int) -> MeanCurve | None:
@@ -183,17 +198,17 @@ def _cells(results: Results, setting: Setting, images: Bools | None = None) -> l
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _agreement(setting: Setting, cells: list[list[Cell]], better: Sequence[int]) -> Agreement | None:
+def _agreement(results: Results, setting: Setting, cells: list[list[Cell]]) -> MetricAgreement | None:
+    better = [column.better for column in results.metrics]
     if len(better) < 2 or sum(any(cell.n for cell in row) for row in cells) < FEWEST_METHODS:
         return None
-    means = np.array([[cell.mean for cell in row] for row in cells])
-    of_means = agreement_of_means(means, better)
+    of_means = agreement_of_means(np.array([[cell.mean for cell in row] for row in cells]), better)
     by_image, _ = agreement_by_image(setting.values, better)
     known = ~np.isnan(of_means) | ~np.isnan(by_image)
     np.fill_diagonal(known, False)
-    metrics = [int(k) for k in np.flatnonzero(known.any(1))]
-    block = np.ix_(metrics, metrics)
-    return Agreement(metrics, of_means[block], by_image[block]) if metrics else None
+    metrics = np.flatnonzero(known.any(1))
+    calls, block = [results.metrics[k].call for k in metrics], np.ix_(metrics, metrics)
+    return MetricAgreement(setting, calls, of_means[block], by_image[block]) if calls else None
 
 
 def _large_classes(results: Results) -> list[str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
-import numpy as np
-
-from vitrail.metrics.statistics import Floats
-from vitrail.report.summary import ABSENT, BOLD, UNDERLINED, Agreement, Summary, format_number
+from vitrail.report.summary import ABSENT, BOLD, UNDERLINED, MetricAgreement, Summary, format_number
+from vitrail.report.templates import printable
 from vitrail.version import __version__
 
 MARKDOWN_COLUMNS = 8  # for several settings side by side
@@ -39,6 +37,15 @@ class Block:
     metrics: list[int]
     last: bool
 
+    def rows(
+        self, summary: Summary, code: Callable[[str], str], text: Callable[[str], str], cell: Callable[..., str]
+    ) -> Iterator[list[str]]:
+        """The cells of each method, in the markup of a format."""
+        for m, method in enumerate(summary.results.methods):
+            cells = [cell(summary, s, m, k) for k in self.metrics for s in summary.present(k)]
+            times = [text(seconds(setting.seconds[m])) for setting in summary.results.settings if self.last]
+            yield [code(method), *cells, *times]
+
 
 def blocks(summary: Summary, most: int | None) -> list[Block]:
     """The metrics, split into tables of at most ``most`` columns."""
@@ -55,7 +62,8 @@ def markdown(summary: Summary, figures: Sequence[str] = ()) -> str:
     lines += [f"- {_plain(line)}" for line in about_settings(summary)]
     most = MARKDOWN_COLUMNS if len(results.settings) > 1 else None
     for block in blocks(summary, most):
-        lines += ["", *_markdown_table(_headers(summary, block, "<br>"), _markdown_rows(summary, block))]
+        rows = block.rows(summary, _code, _plain, _markdown_cell)
+        lines += ["", *_markdown_table(_markdown_header(summary, block), rows)]
     lines += ["", f"**Bold**: {BOLD}. {_ins('Underlined')}: {UNDERLINED}. {_plain(' '.join(summary.legend()))}"]
     for path in figures:
         lines += ["", f"![{_plain(path)}]({path})"]
@@ -79,71 +87,57 @@ def about_settings(summary: Summary) -> list[str]:
 def latex(summary: Summary) -> str:
     """The tables as LaTeX, for the package booktabs."""
     tables = [_latex_results(summary, block, number) for number, block in enumerate(blocks(summary, LATEX_COLUMNS), 1)]
-    for number, (setting, agreement) in enumerate(zip(summary.results.settings, summary.agreement, strict=True), 1):
-        if agreement is not None:
-            caption = f"{setting.label}: {AGREEMENT}" if setting.label else AGREEMENT
-            tables.append(_latex_agreement(summary, agreement, caption, number))
+    tables += [_latex_agreement(agreement, number) for number, agreement in enumerate(summary.agreement, 1)]
     return "\n".join([r"% needs \usepackage{booktabs}", *tables])
 
 
 def wide_csv(summary: Summary) -> str:
-    """One line per method, as in the other tables; numbers to six digits."""
+    """One line per method, as in the other tables."""
     results = summary.results
     header = ["method"]
-    for column in results.metrics:
-        for setting in results.settings:
+    lines: list[list[Any]] = [[method] for method in results.methods]
+    for k, column in enumerate(results.metrics):
+        for s, setting in enumerate(results.settings):
             name = " · ".join(filter(None, [column.title, setting.label]))
             header += [name, *(f"{name} {statistic}" for statistic in ("low", "high", "n", "p"))]
-    header += [" · ".join(filter(None, ["seconds per image", setting.label])) for setting in results.settings]
-    lines = [header]
-    for m, method in enumerate(results.methods):
-        line = [method]
-        for k in range(len(results.metrics)):
-            for s in range(len(results.settings)):
-                cell = summary.cells[s][m][k]
-                line += [_digits(cell.mean), _digits(cell.low), _digits(cell.high), str(cell.n), _digits(cell.p)]
-        lines.append([*line, *(_digits(setting.seconds[m]) for setting in results.settings)])
-    return _csv(lines)
+            for line, row in zip(lines, summary.cells[s], strict=True):
+                line += [row[k].mean, row[k].low, row[k].high, row[k].n, row[k].p]
+    for setting in results.settings:
+        header.append(" · ".join(filter(None, ["seconds per image", setting.label])))
+        for line, time in zip(lines, setting.seconds, strict=True):
+            line.append(time)
+    return _csv(header, lines)
 
 
 def long_csv(summary: Summary) -> str:
     """One line per setting, method and metric."""
-    results = summary.results
-    header = "run data model model_hash explained method metric better mean low high n p rank seconds".split()
-    lines = [header]
+    results, lines = summary.results, []
     better = {1: "higher", -1: "lower", 0: ""}
     for s, setting in enumerate(results.settings):
-        about = [setting.run, setting.data, setting.model, setting.model_hash, setting.explained]
+        about = (setting.run, setting.data, setting.model, setting.model_hash, setting.explained)
         for m, method in enumerate(results.methods):
-            for k, column in enumerate(results.metrics):
-                cell = summary.cells[s][m][k]
-                numbers = [_digits(value) for value in (cell.mean, cell.low, cell.high)]
-                tail = [str(cell.n), _digits(cell.p), str(cell.rank or ""), _digits(setting.seconds[m])]
-                lines.append([*about, method, column.name, better[column.better], *numbers, *tail])
-    return _csv(lines)
+            for column, cell in zip(results.metrics, summary.cells[s][m], strict=True):
+                numbers = (cell.mean, cell.low, cell.high, cell.n, cell.p, cell.rank or "", setting.seconds[m])
+                lines.append([*about, method, column.name, better[column.better], *numbers])
+    header = "run data model model_hash explained method metric better mean low high n p rank seconds"
+    return _csv(header.split(), lines)
 
 
 def agreement_csv(summary: Summary) -> str:
     """Both correlations of every pair of metrics, one line per setting and pair."""
-    lines = [["run", "data", "model", "explained", "metric", "other", "of_means", "by_image"]]
-    for setting, agreement in zip(summary.results.settings, summary.agreement, strict=True):
-        if agreement is None:
-            continue
-        about = [setting.run, setting.data, setting.model, setting.explained]
-        calls = list(enumerate(summary.results.metrics[k].call for k in agreement.metrics))
-        for a, metric in calls:
-            for b, other in calls:
-                correlations = [_digits(matrix[a, b]) for matrix in (agreement.of_means, agreement.by_image)]
-                lines.append([*about, metric, other, *correlations])
-    return _csv(lines)
+    lines = []
+    for agreement in summary.agreement:
+        setting = agreement.setting
+        for (a, metric), (b, other) in product(enumerate(agreement.metrics), repeat=2):
+            correlations = (agreement.of_means[a, b], agreement.by_image[a, b])
+            lines.append([setting.run, setting.data, setting.model, setting.explained, metric, other, *correlations])
+    return _csv("run data model explained metric other of_means by_image".split(), lines)
 
 
 def errors_csv(summary: Summary) -> str:
-    lines = [["run", "model", "method", "metric", "count", "example", "error"]]
-    for group in summary.results.errors:
-        about = [group.run, group.model, group.method, group.metric]
-        lines.append([*about, str(group.count), group.example, group.reason])
-    return _csv(lines)
+    header = "run model method metric count example reason".split()
+    lines = [[getattr(group, name) for name in header] for group in summary.results.errors]
+    return _csv([*header[:-1], "error"], lines)
 
 
 def error_lines(summary: Summary) -> Iterator[str]:
@@ -157,20 +151,12 @@ def error_count(summary: Summary) -> int:
     return sum(group.count for group in summary.results.errors)
 
 
-def _headers(summary: Summary, block: Block, line_break: str) -> list[str]:
+def _markdown_header(summary: Summary, block: Block) -> list[str]:
     results = summary.results
-    labels = [line_break + _plain(setting.label) if setting.label else "" for setting in results.settings]
-    times = [f"s / image{label}" for label in labels] if block.last else []
+    labels = [f"<br>{_plain(setting.label)}" if setting.label else "" for setting in results.settings]
+    times = [f"s / image{label}" for label in labels if block.last]
     titles = [_plain(results.metrics[k].title) + labels[s] for k in block.metrics for s in summary.present(k)]
     return ["method", *titles, *times]
-
-
-def _markdown_rows(summary: Summary, block: Block) -> Iterator[list[str]]:
-    results = summary.results
-    for m, method in enumerate(results.methods):
-        cells = [_markdown_cell(summary, s, m, k) for k in block.metrics for s in summary.present(k)]
-        times = [_plain(seconds(setting.seconds[m])) for setting in results.settings] if block.last else []
-        yield [_code(method), *cells, *times]
 
 
 def _markdown_cell(summary: Summary, setting: int, method: int, metric: int) -> str:
@@ -182,31 +168,20 @@ def _markdown_cell(summary: Summary, setting: int, method: int, metric: int) -> 
     return " ".join(filter(None, parts))
 
 
-def _markdown_table(header: Sequence[str], rows: Iterator[list[str]]) -> list[str]:
+def _markdown_table(header: Sequence[str], rows: Iterable[list[str]]) -> list[str]:
     lines = [list(header), ["---", *["---:"] * (len(header) - 1)], *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def _markdown_agreement(summary: Summary) -> list[str]:
     lines: list[str] = []
-    for setting, agreement in zip(summary.results.settings, summary.agreement, strict=True):
-        if agreement is None:
-            continue
-        name = f": {_plain(setting.label)}" if setting.label else ""
-        lines += ["", f"## Do the metrics agree{name}?", "", AGREEMENT]
-        header = ["", *(_plain(summary.results.metrics[k].call) for k in agreement.metrics)]
-        rows = (
-            [header[a + 1], *(format_number(r, 2) for r in row)] for a, row in enumerate(merged_agreement(agreement))
-        )
-        lines += ["", *_markdown_table(header, rows)]
+    for agreement in summary.agreement:
+        label, names = agreement.setting.label, [_plain(metric) for metric in agreement.metrics]
+        lines += ["", f"## Do the metrics agree{f': {_plain(label)}' if label else ''}?", "", AGREEMENT]
+        correlations = [[format_number(r, 2) for r in row] for row in agreement.merged]
+        rows = ([name, *row] for name, row in zip(names, correlations, strict=True))
+        lines += ["", *_markdown_table(["", *names], rows)]
     return lines
-
-
-def merged_agreement(agreement: Agreement) -> Floats:
-    """One matrix from two symmetric ones, with an empty diagonal."""
-    merged = np.triu(agreement.of_means, 1) + np.tril(agreement.by_image, -1)
-    np.fill_diagonal(merged, math.nan)
-    return merged
 
 
 def _markdown_errors(summary: Summary) -> list[str]:
@@ -218,11 +193,7 @@ def _markdown_errors(summary: Summary) -> list[str]:
 
 
 def _latex_results(summary: Summary, block: Block, number: int) -> str:
-    results, rows = summary.results, []
-    for m, method in enumerate(results.methods):
-        cells = [_latex_cell(summary, s, m, k) for k in block.metrics for s in summary.present(k)]
-        times = [tex(seconds(setting.seconds[m])) for setting in results.settings] if block.last else []
-        rows.append([_latex_code(method), *cells, *times])
+    rows = list(block.rows(summary, _latex_code, tex, _latex_cell))
     settings, legend = "; ".join(about_settings(summary)), " ".join(summary.legend())
     caption = f"{settings}. Bold: {BOLD}; underlined: {UNDERLINED}. {legend}"
     return _latex_table("l" + "r" * (len(rows[0]) - 1), _latex_header(summary, block), rows, caption, str(number))
@@ -263,12 +234,14 @@ def _latex_cell(summary: Summary, setting: int, method: int, metric: int) -> str
     return f"{mean} {{\\scriptsize {tex(small)}}}" if small else mean
 
 
-def _latex_agreement(summary: Summary, agreement: Agreement, caption: str, number: int) -> str:
-    names = [_latex_code(summary.results.metrics[k].call) for k in agreement.metrics]
+def _latex_agreement(agreement: MetricAgreement, number: int) -> str:
+    names = [_latex_code(metric) for metric in agreement.metrics]
     numbers = [f"({i + 1})" for i in range(len(names))]
-    correlations = [[tex(format_number(r, 2)) for r in row] for row in merged_agreement(agreement)]
+    correlations = [[tex(format_number(r, 2)) for r in row] for row in agreement.merged]
     rows = [[*line[:2], *line[2]] for line in zip(numbers, names, correlations, strict=True)]
     header = [_latex_row(["", "metric", *numbers])]
+    label = agreement.setting.label
+    caption = f"{label}: {AGREEMENT}" if label else AGREEMENT
     return _latex_table("rl" + "r" * len(names), header, rows, caption, f"agreement-{number}")
 
 
@@ -282,7 +255,7 @@ def _latex_code(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return " ".join(printable(text).split())
 
 
 def _plain(text: str) -> str:
@@ -310,11 +283,8 @@ def seconds(value: float) -> str:
     return "<0.001" if value < 0.001 else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
-def _digits(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.6g}"
+def _csv(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
+    """Numbers to six digits, nothing for NaN."""
+    import pandas as pd
 
-
-def _csv(lines: Sequence[Sequence[str]]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(lines)
-    return buffer.getvalue()
+    return pd.DataFrame(lines, columns=header).to_csv(index=False, float_format="%.6g", lineterminator="\n")

@@ -8,9 +8,12 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+
+from vitrail.version import __version__
 
 
 @lru_cache(maxsize=1)
@@ -40,9 +43,16 @@ def breakable(text: str) -> Markup:
     return Markup("<bdi>{}</bdi>").format(Markup("<wbr>").join(escape(printable(part)) for part in parts))
 
 
-def joined_scripts(names: Sequence[str]) -> str:
-    """Script files as one function: they share their names with each other and with nothing else."""
-    return '(() => {\n"use strict";\n' + "".join(page_file(name) for name in names) + "})();"
+def render_page(name: str, scripts: Sequence[str], images: str = "data:", **values: Any) -> str:
+    """The page of a template, with its style and scripts inlined; ``images`` are the sources it may load from.
+
+    The scripts become one function: they share their names with each other and with nothing else.
+    """
+    script = '(() => {\n"use strict";\n' + "".join(map(page_file, scripts)) + "})();"
+    style = page_file(f"{name}.css")
+    template = environment().get_template(f"{name}.html")
+    about = {"style": Markup(style), "script": Markup(script), "version": __version__}
+    return template.render(values, policy=policy(script, style, images), **about)
 
 
 def page_file(name: str) -> str:
@@ -50,7 +60,7 @@ def page_file(name: str) -> str:
     return (files("vitrail.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def policy(script: str, style: str, images: str = "data:") -> str:
+def policy(script: str, style: str, images: str) -> str:
     """Allows this script and style and these images only, and no other requests."""
     script_hash, style_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)
