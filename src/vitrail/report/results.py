@@ -262,8 +262,9 @@ class _Run:
         """Rows of an older version of a method or metric that has rows of the present version, too."""
         metrics = {column.call: column.metric for column in self.columns}
         kinds = [rows[name] for name in ("method", "params", "column", "explained")]
-        work = {kind: _work(*kind[:2], metrics.get(kind[2]), kind[3]) for kind in set(zip(*kinds, strict=True))}
-        hashes = zip(rows["image_hash"], rows["model_hash"], zip(*kinds, strict=True), strict=True)
+        row_kinds = list(zip(*kinds, strict=True))
+        work = {kind: _work(kind[0], kind[1], metrics.get(kind[2]), kind[3]) for kind in set(row_kinds)}
+        hashes = zip(rows["image_hash"], rows["model_hash"], row_kinds, strict=True)
         present = rows["key"] == [hash_of(str(image), str(model), work[kind] or "") for image, model, kind in hashes]
         return present.groupby(kinds, dropna=False).transform("any") & ~present
 
