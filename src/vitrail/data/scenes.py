@@ -117,7 +117,11 @@ class SceneData(DataSet):
     def load(self, position: int) -> Example:
         number, place, label = self._places[position]
         scene = self.scenes[number]
-        objects = tuple(Object(item.label, item.box, item.mask) for item in scene.objects)
+        # as floats: the text of a box is part of the keys of stored rows
+        boxes = [
+            (float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in (item.box for item in scene.objects)
+        ]
+        objects = tuple(Object(item.label, box, item.mask) for item, box in zip(scene.objects, boxes, strict=True))
         return Example(f"{number}-{place}-{self.labels[label]}", Image.fromarray(scene.image), label, objects)
 
 
