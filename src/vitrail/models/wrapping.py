@@ -130,8 +130,8 @@ def unwrapped(module: nn.Module) -> tuple[nn.Module, tuple[Sequence[float], Sequ
         inner = module.module
     elif package == "transformers" and type(module).__name__ == "TimmWrapperForImageClassification":
         inner = module.timm_model
-    elif package == "peft" and hasattr(module, "get_base_model"):
-        inner = module.get_base_model()
+    elif package == "peft" and hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
     elif type(module) is nn.Sequential and len(module) == 2 and _is_normalize(module[0]):
         inner = module[1]
     if inner is module:
