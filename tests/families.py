@@ -248,6 +248,7 @@ _add_timm("timm_beit_both", "beit_base_patch16_224", (3, 4), use_shared_rel_pos_
 _add_timm("timm_beitv2", "beitv2_base_patch16_224", (3, 4))
 _add_timm("timm_headless_token", "vit_small_patch14_dinov2", (3, 4), num_classes=0, pool="token")
 _add_timm("timm_headless_avg", "vit_base_patch16_224", (3, 4), num_classes=0, pool="avg")
+_add_timm("timm_patches", "vit_small_patch14_reg4_dinov2", (3, 4), prefix=5, num_classes=0, pool="patches")
 
 FAMILIES["torchvision_vit"] = Family("torchvision_vit", _torchvision_vit, (32, 32), (4, 4), 1, "torchvision")
 
@@ -291,6 +292,7 @@ _dinov3 = functools.partial(
 )
 _add_huggingface("hf_dinov3_token", _dinov3(), prefix=3, grid=(3, 4), pool="token")
 _add_huggingface("hf_dinov3_avg", _dinov3(), prefix=3, grid=(3, 4), pool="avg")
+_add_huggingface("hf_patches", _make("Dinov2Model", "Dinov2", mlp_ratio=2), pool="patches")
 _add_huggingface("hf_dinov3_gated", _dinov3(use_gated_mlp=True, hidden_act="silu"), prefix=3, grid=(3, 4), pool="token")
 
 
@@ -384,5 +386,7 @@ def expected_logits(family: Family, module: nn.Module, images: Tensor) -> Tensor
         output = module(images)
         return output.logits if family.library == "hf" else output
     tokens = module(images).last_hidden_state if family.library == "hf" else module.forward_features(images)
-    pooled = tokens[:, 0] if family.pool == "token" else tokens[:, family.prefix :].mean(dim=1)
-    return family.wrap(module)["head"](pooled)
+    head = family.wrap(module)["head"]
+    if family.pool == "patches":
+        return head(tokens[:, family.prefix :]).mean(dim=1)
+    return head(tokens[:, 0] if family.pool == "token" else tokens[:, family.prefix :].mean(dim=1))

@@ -44,7 +44,7 @@ from vitrail.models.loading import as_view
 from vitrail.models.questions import embedding
 from vitrail.models.view import View, check_floats
 from vitrail.progress import counted
-from vitrail.targets import ClassSpec, Similarity, Target, TargetSpec, pose
+from vitrail.targets import ClassSpec, Similarity, Target, TargetSpec, one_for_each, pose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,8 +95,8 @@ def explain(
         image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch returns a list.
         method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
         target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
-            models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group of
-            classes, the similarity to another image, any function.
+            models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group
+            of classes, the similarity to another image, a class in a region, any function.
         against: explain the target as opposed to this class or target.
         batch_size: images per batch; None = by device.
         params: parameters of the method.
@@ -108,10 +108,21 @@ def explain(
     sources = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
+    if (targets := one_for_each(target, len(sources))) is not None:
+        pairs = zip(sources, targets, strict=True)
+        each = [explain(view, source, method, single, against=against, **params) for source, single in pairs]
+        return each if several else each[0]
     with own_modes():
-        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels)
+        pictures: list[Any] = sources
+
+        def look() -> list[Seen]:
+            pictures[:] = [see(view, picture) for picture in pictures]
+            return pictures
+
+        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels, look)
         chosen = build_method(method or default_method(posed), posed, **params)
-        pictures = [see(view, source) for source in sources] if isinstance(target, Similarity) else sources
+        if isinstance(target, Similarity):
+            look()
         explanations = list(explain_each(chosen, pictures, index, rival, batch_size))
         if isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
             other = see(view, target.other).pixels

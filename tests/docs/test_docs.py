@@ -100,6 +100,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("files")
     with Image.open(PHOTO) as photo:
         photo.resize((photo.width // 2, photo.height // 2)).save(root / "photo.jpg")
+        mask = Image.new("L", (photo.width // 2, photo.height // 2))
+        mask.paste(255, (90, 60, 170, 180))
+        mask.save(root / "mask.png")
+    safetensors.torch.save_file({"weight": torch.randn(21, SMALL["embed_dim"])}, root / "head.safetensors")
     shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", root)
     (root / "photos").mkdir()
     for number in (1, 2):

@@ -148,6 +148,8 @@ def _read_out(readout: Readout, stream: Stream, prefix: int) -> Stream:
     if readout.pool == "pair":
         second = _rows(tokens, slice(1, 2))
         return _scale(0.5, _add(_linear(readout.heads[0], first), _linear(readout.heads[1], second)))
+    if readout.pool == "patches":
+        return _mean(_linear(readout.heads[0], patches))
     if readout.pool == "attention":
         pooled = _attention_pool(readout.attention, patches)
     elif readout.pool == "token_avg":

@@ -57,6 +57,7 @@ class Request:
     trust: bool = True
     look: Look = DEFAULT_LOOK
     sort: str | None = None
+    place: str = ""  # where the class is asked about, in the names of files
 
     @property
     def passes(self) -> float:
@@ -107,6 +108,12 @@ def explain(
         typer.Option(help="Class to explain: a name, a number, @label (the true class) or @predicted, the default."),
     ] = None,
     against: options.Against = None,
+    region: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MASK", help="Explain the class in a region: a picture of the image's size that is not black there."
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
@@ -146,9 +153,22 @@ def explain(
     load_plugins(plugin or [])
     question = Question(target, against)
     view = load(model, device=device, dtype=dtype, **load_options).asked_about(question.texts)
-    request = Request(question, top, metrics, curves, trust, look, sort)
+    if region is not None:
+        view = _within(view, region, sources)
+    place = "" if region is None else f"region-{region.stem}"
+    request = Request(question, top, metrics, curves, trust, look, sort, place)
     if run(_build(view, method, params), request, sources, out, as_json):
         raise typer.Exit(1)
+
+
+def _within(view: View, region: Path, sources: list[Source]) -> View:
+    """The view of a region of the only image."""
+    from vitrail.api import see
+    from vitrail.targets import Region
+
+    if len(sources) > 1:
+        raise VitrailError(f"--region is the mask of a single image, but there are {len(sources)}: name one.")
+    return Region(region).posed(view, lambda: [see(view, sources[0].path)])
 
 
 def run(method: Method, request: Request, sources: list[Source], out: Path, as_json: bool = False) -> int:
@@ -192,7 +212,8 @@ def _build(view: View, call: str | None, extra: dict[str, Any]) -> Method:
 
 def _ending(method: Method, request: Request) -> str:
     """What follows the image's name in the names of its results."""
-    return f".{method.info.name}" + join_parts([params_part(method.given()), *request.question.parts(method.model)])
+    parts = [params_part(method.given()), request.place, *request.question.parts(method.model)]
+    return f".{method.info.name}" + join_parts(parts)
 
 
 def _explain_image(

@@ -35,7 +35,10 @@ Interpolation = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 Head = Annotated[
-    Path | None, typer.Option(help="File with weights that replace those of --checkpoint, e.g. a linear probe.")
+    Path | None,
+    typer.Option(
+        help="File with weights that replace those of --checkpoint, e.g. a linear probe; with --pool, a linear head."
+    ),
 ]
 Labels = Annotated[Path | None, typer.Option(help="File with the class names, one per line.")]
 Mean = Annotated[
@@ -57,6 +60,12 @@ Params = Annotated[
 Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE.py", help="Python file with methods or metrics of your own; repeatable."),
+]
+Pool = Annotated[
+    str | None,
+    typer.Option(
+        help="What the --head of a backbone reads: token, avg, map, pooler, or patches for a segmentation head."
+    ),
 ]
 Prompt = Annotated[
     list[str] | None,
@@ -122,6 +131,7 @@ MODEL = Group(
     {
         "checkpoint": Checkpoint,
         "head": Head,
+        "pool": Pool,
         "labels": Labels,
         "num_classes": NumClasses,
         "prompts": Prompt,

@@ -154,13 +154,32 @@ class Walk:
             half = first.new_tensor(0.5)
             logits = self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
             return logits if head.answer is None else head.answer(x, x[:, :2].mean(1), logits)[:, None]
-        pooled = self.norm(self.pool(x, head, layer), head.pooled_norm, layer)
-        if head.dense is not None:
-            pooled = self.linear(pooled, head.dense, layer)
-            pooled = pooled if head.activation is None else self.rule.activate(pooled, head.activation)
-        pooled = self.norm(pooled, head.unit, layer)
-        logits = self.linear(pooled, head.linears[0], layer)
+        if head.pool == "patches":
+            shares = self.shares(x[:, self.prefix :], head.weights)
+            self.recorder.see("readout", layer, F.pad(shares, (self.prefix, 0)))
+            vectors = self.features(x[:, self.prefix :], head, layer)
+            pooled = self.rule.mean(vectors, shares)
+            logits = self.rule.mean(self.linear(vectors, head.linears[0], layer), shares)
+        else:
+            pooled = self.features(self.pool(x, head, layer), head, layer)
+            logits = self.linear(pooled, head.linears[0], layer)
         return logits if head.answer is None else head.answer(x, pooled, logits)[:, None]
+
+    def features(self, pooled: Tensor, head: Head, layer: int) -> Tensor:
+        """What the last linear layer of the head reads, (…, d) → (…, D)."""
+        pooled = self.norm(pooled, head.pooled_norm, layer)
+        for dense in head.dense:
+            pooled = self.linear(pooled, dense.linear, layer)
+            pooled = pooled if dense.activation is None else self.rule.activate(pooled, dense.activation)
+        return self.norm(pooled, head.unit, layer)
+
+    def shares(self, patches: Tensor, weights: Tensor | None) -> Tensor:
+        """(B, N): the shares of the patches in the mean that the head makes of their logits."""
+        shares = torch.ones_like(patches[..., 0]) if weights is None else weights.expand(len(patches), -1)
+        if weights is not None and self.keep is not None:
+            shares = shares.gather(1, self.keep)
+        total = shares.sum(1, keepdim=True)
+        return shares / total.where(total > 0, 1)
 
     def pool(self, x: Tensor, head: Head, layer: int) -> Tensor:
         """(B, n, d) → (B, d), or (B, 2d) for ``token_and_mean``."""

@@ -110,7 +110,15 @@ class AttentionPool:
     mlp: Mlp | None
 
 
-PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "attention"]
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear layer and the activation after it, if there is one."""
+
+    linear: Linear
+    activation: Activation | None = None
+
+
+PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "attention", "patches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +126,13 @@ class Head:
     """From the last block to the logits: final norm, pooling, norm of the pooled vector, linear head(s).
 
     ``token`` is the number of the token that a head with ``pool="token"`` reads.
-    ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``dense`` and
-    its ``activation`` stand before the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``,
-    CLIP's projection, which has no activation), and after them the ``unit`` norm of embeddings that texts or other
-    images are compared with. ``answer`` replaces the logits by a function of all that the head has seen: the tokens
-    (B, n, d) after the norm, the pooled vectors (B, D) and the logits (B, C) → (B,).
+    ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``patches`` reads
+    every patch and averages the logits, evenly or by ``weights`` (N,); of patches that are present, these alone count,
+    and where all of these have weight 0, so that nothing is known, the logits are 0. The layers ``dense`` stand before
+    the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``, CLIP's projection, which has no
+    activation), and after them the ``unit`` norm of embeddings that texts or other images are compared with. ``answer``
+    replaces the logits by a function of all that the head has seen: the tokens (B, n, d) after the norm, the pooled
+    vectors (B, D) and the logits (B, C) → (B,).
     """
 
     norm: Norm | None
@@ -131,10 +141,10 @@ class Head:
     pooled_norm: Norm | None = None
     include_prefix: bool = False
     attention_pool: AttentionPool | None = None
-    dense: Linear | None = None
-    activation: Activation | None = "tanh"
+    dense: tuple[Dense, ...] = ()
     unit: Norm | None = None
     token: int = 0
+    weights: Tensor | None = None
     answer: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     @property

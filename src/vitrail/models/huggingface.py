@@ -18,6 +18,7 @@ from vitrail.models.translation import (
     fused_qkv,
     gamma,
     linear,
+    mean_of_patches,
     needed_norm,
     no_pool,
     norm,
@@ -92,6 +93,8 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
             return head(out.last_hidden_state[:, 0])
         case "avg":
             return head(out.last_hidden_state[:, _count_prefix(backbone) :].mean(1))
+        case "patches":
+            return mean_of_patches(head, out.last_hidden_state[:, _count_prefix(backbone) :])
         case _:
             return head(out.pooler_output)
 
@@ -262,6 +265,8 @@ def _probe(backbone: Any, head: nn.Module, pool: str | None) -> parts.Head:
             return classifier(head, final, "token")
         case "avg":
             return classifier(head, final, "mean")
+        case "patches":
+            return classifier(head, final, "patches")
         case "map" if not isinstance(getattr(backbone, "head", None), nn.Module):
             raise no_pool(backbone, pool)
         case _:
@@ -284,10 +289,8 @@ def _pooler(backbone: Any, head: nn.Module) -> parts.Head:
         return classifier(
             head, final, "token" if pooler.layernorm is None else "mean", pooled_norm=norm(pooler.layernorm)
         )
-    probe = classifier(head, final, "token")
-    if probe.dense is not None:
-        raise refuse(head, "after a pooler only a single linear layer is supported")
-    return replace(probe, dense=linear(pooler.dense), activation=activation(pooler.activation))
+    probe, pooling = classifier(head, final, "token"), parts.Dense(linear(pooler.dense), activation(pooler.activation))
+    return replace(probe, dense=(pooling, *probe.dense))
 
 
 def _attention_pool(pool: Any) -> parts.AttentionPool:

@@ -50,6 +50,7 @@ class View:
     # models that cannot be seen into the function of the logits that answers it
     question: dict[str, Any] | None = field(default=None, kw_only=True)
     answer: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, kw_only=True)
+    head: nn.Module | None = field(default=None, kw_only=True)  # of a backbone that ``wrap`` was given one for
     known_fingerprint: str | None = field(default=None, kw_only=True)  # set where the weights cannot change
 
     def __repr__(self) -> str:
@@ -281,15 +282,11 @@ class View:
         hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
         raise VitrailError(f"{self.name} has no class {target!r}.{hint} It has {self.num_classes} classes.")
 
-    def asking(
-        self, question: dict[str, Any], labels: Sequence[str] | None, output: Output | None = None
-    ) -> Self:
+    def asking(self, question: dict[str, Any], labels: Sequence[str] | None, output: Output | None = None) -> Self:
         """A view of the same model for a question."""
         if self.question is not None:
             raise VitrailError(f"{self.name} is a view for a question already: ask its model, not the view.")
-        return replace(
-            self, question=question, labels=labels, output=output or self.output, known_fingerprint=None
-        )
+        return replace(self, question=question, labels=labels, output=output or self.output, known_fingerprint=None)
 
     def asked_about(self, *classes: Any) -> View:
         """A view that has these classes: this one, unless its classes are prompts."""
@@ -311,17 +308,24 @@ class View:
         if self.known_fingerprint is not None:
             return self.known_fingerprint
         digest = hashlib.blake2b(digest_size=16)
-        for name, tensor in sorted(self.module.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for module in self.modules:
+            for name, tensor in sorted(module.state_dict().items()):
+                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         if self.question is not None:
             digest.update(json.dumps(self.question).encode())
         return digest.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> View:
         """Moves the model (in place, as torch does) and returns the view."""
-        self.module.to(device=device, dtype=dtype)
+        for module in self.modules:
+            module.to(device=device, dtype=dtype)
         return self
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The network, and the head that it was given."""
+        return [self.module] if self.head is None else [self.module, self.head]
 
 
 def _log_sum(scores: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
 from vitrail.models.zero_shot import Prompts, ZeroShotViT
 
-POOLS = ("token", "avg", "map", "pooler")
+POOLS = ("token", "avg", "map", "pooler", "patches")
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Colour statistics of the published Hugging Face checkpoints, for modules without a processor.
@@ -61,8 +61,9 @@ def wrap(
         fit: "squash", "crop" or "pad", likewise; another fit scales to the input size exactly.
         crop_pct: the image is scaled to the input size divided by this, likewise.
         interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
-        head: a linear head for a backbone without one.
-        pool: with ``head``: "token", "avg", "map" (attention pool) or "pooler" (Hugging Face's ``pooler_output``).
+        head: a head for a backbone without one: a linear layer, or several with activations between them.
+        pool: with ``head``: "token", "avg", "map" (attention pool), "pooler" (Hugging Face's ``pooler_output``), or
+            "patches" for a segmentation head, which reads every patch; 1 × 1 convolutions serve as linear layers.
         output: "softmax" or "sigmoid"; None = read from the model.
         img_size: input size, for networks that take several; None = the processor's, or the model's own.
         processor: the Hugging Face image processor, if available.
@@ -129,7 +130,7 @@ def outline(
             _check_width(architecture, name)
         preprocessing = _whole_patches(preprocessing, patch)
         if texts is None:
-            view = ViT(module, name, preprocessing, describe=describe)
+            view = ViT(module, name, preprocessing, describe=describe, head=head)
         else:
             view = ZeroShotViT(
                 module, name, preprocessing, labels=tuple(texts), describe=describe, prompts=texts, tokenizer=tokenizer
@@ -173,8 +174,8 @@ def _check_pool(head: nn.Module | None, pool: str | None) -> None:
         raise VitrailError("pool= goes with head=: a model with its own head is explained as it pools.")
     if head is not None and pool not in POOLS:
         raise VitrailError(
-            f'head= needs pool="token" (class token), "avg" (mean of the patches), "map" (attention pool) or "pooler" '
-            f"(Hugging Face's pooler_output), but got {pool!r}."
+            f'head= needs pool="token" (class token), "avg" (mean of the patches), "map" (attention pool), "pooler" '
+            f'(Hugging Face\'s pooler_output) or "patches" (an output per patch), but got {pool!r}.'
         )
 
 
@@ -203,7 +204,7 @@ def _check_width(architecture: Architecture, name: str) -> None:
     head, width = architecture.head, architecture.embedding.weight.shape[0]
     if head.attention_pool is not None:
         width = head.attention_pool.attention.proj.weight.shape[0]
-    for linear in head.linears if head.dense is None else (head.dense, *head.linears):
+    for linear in (*(dense.linear for dense in head.dense), *head.linears):
         outputs, inputs = linear.weight.shape
         if inputs != width:
             raise VitrailError(
