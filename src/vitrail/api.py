@@ -96,7 +96,7 @@ def explain(
         method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
         target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
             models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group
-            of classes, the similarity to another image, a class in a region, any function.
+            of classes, the similarity to another image, a class in a region or of a box, any function.
         against: explain the target as opposed to this class or target.
         batch_size: images per batch; None = by device.
         params: parameters of the method.
@@ -108,17 +108,31 @@ def explain(
     sources = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
-    if (targets := one_for_each(target, len(sources))) is not None:
-        pairs = zip(sources, targets, strict=True)
-        each = [explain(view, source, method, single, against=against, **params) for source, single in pairs]
-        return each if several else each[0]
+    if (targets := one_for_each(view, target, len(sources))) is None:
+        explanations = _explain_all(view, sources, method, target, against, batch_size, params)
+    else:
+        explanations = []
+        for source, single in zip(sources, targets, strict=True):
+            explanations += _explain_all(view, [source], method, single, against, batch_size, params)
+    return explanations if several else explanations[0]
+
+
+def _explain_all(
+    view: View,
+    pictures: list[Any],
+    method: str | None,
+    target: TargetSpec,
+    against: TargetSpec,
+    batch_size: int | None,
+    params: dict[str, Any],
+) -> list[Explanation]:
+    """Explains images that are asked the same question."""
+
+    def look() -> list[Seen]:
+        pictures[:] = [see(view, picture) for picture in pictures]
+        return pictures
+
     with own_modes():
-        pictures: list[Any] = sources
-
-        def look() -> list[Seen]:
-            pictures[:] = [see(view, picture) for picture in pictures]
-            return pictures
-
         posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels, look)
         chosen = build_method(method or default_method(posed), posed, **params)
         if isinstance(target, Similarity):
@@ -128,7 +142,7 @@ def explain(
             other = see(view, target.other).pixels
             for explanation, picture in zip(explanations, pictures, strict=True):
                 _add_pairs(explanation, target, view, picture.pixels, other, chosen.start_layer)
-    return explanations if several else explanations[0]
+    return explanations
 
 
 def _add_pairs(

@@ -165,7 +165,7 @@ class Evaluation:
         view = self.view
         check_finite(view, logits)
         probabilities = view.probabilities(logits).cpu()
-        predicted = view.class_scores(logits).argmax(1).tolist()
+        predicted = view.predicted(logits).tolist()
         targets = predicted if target.index is None else target.index.tolist()
         return [
             Sight(

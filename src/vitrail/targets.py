@@ -1,8 +1,8 @@
 """What is asked: a target says which scalar of the network's output is explained, one per image of a batch.
 
-``Class``, ``Contrast``, ``Group``, ``Text``, ``Similarity``, ``Region`` and ``Callable`` are what callers ask. Each
-becomes a class of a view: the model's own, or one of the same model with another head (``models/questions.py``). So
-methods and metrics know classes alone, as a ``Target``.
+``Class``, ``Contrast``, ``Group``, ``Text``, ``Similarity``, ``Region``, ``Box`` and ``Callable`` are what callers ask.
+Each becomes a class of a view: the model's own, or one of the same model with another head (``models/questions.py``).
+So methods and metrics know classes alone, as a ``Target``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,19 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.models.detection import Detector
 from vitrail.models.labels import plain_name
-from vitrail.models.questions import Answer, Measure, answering, compared, embed, grouped, patch_weights, within
+from vitrail.models.questions import (
+    Answer,
+    Measure,
+    answering,
+    as_detector,
+    compared,
+    embed,
+    grouped,
+    patch_weights,
+    within,
+)
 from vitrail.models.view import View
 
 # A path, picture or tensor → (3, H, W), as the model sees it.
@@ -235,6 +246,32 @@ class Region(Place):
         return isinstance(other, Region) and np.array_equal(read_mask(self.mask), read_mask(other.mask))
 
 
+@dataclass(frozen=True)
+class Box(Place):
+    """The class of a box of a detector; ``query`` is its number, as ``view.boxes(image)`` lists them.
+
+    ``query``: None = the surest box of the image, or of the class. ``target``: the class; None = the likeliest, which
+    "no object" never is.
+    """
+
+    query: int | None = None
+    target: int | str | None = None
+
+    def posed(self, view: View, look: Look) -> View:
+        detector = as_detector(view)
+        if self.query is not None:
+            return detector.of_box(self.query)
+        (picture,) = look()
+        return detector.of_box(detector.surest(picture.pixels, self.index(view)))
+
+    def index(self, view: View) -> int | None:
+        """The number of the class."""
+        return None if self.target is None else view.class_index(self.target)
+
+    def same_as(self, other: Any) -> bool:
+        return isinstance(other, Box) and self.query == other.query
+
+
 def read_mask(source: str | Path | Image.Image | np.ndarray | Tensor) -> NDArray[np.bool_]:
     """(H, W): where a mask is not 0; of a picture, where any of its colours is not black and it is not transparent."""
     if isinstance(source, str | Path):
@@ -243,11 +280,12 @@ def read_mask(source: str | Path | Image.Image | np.ndarray | Tensor) -> NDArray
             source.load()
         except (OSError, Image.DecompressionBombError) as error:
             raise VitrailError(f"cannot read the mask: {error}.") from None
+    values: NDArray[Any]
     if isinstance(source, Image.Image):
         values = np.asarray(source)
         if "A" in source.getbands():
             values = values[..., :-1] * (values[..., -1:] > 0)
-        values = values if values.ndim == 2 else values.any(-1)
+        values = values if values.ndim == 2 else np.any(values, axis=-1)
     else:
         values = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
         values = values[0] if values.ndim == 3 and len(values) == 1 else values
@@ -287,13 +325,28 @@ def pose(view: View, target: Any, against: Any, see: See, look: Look) -> tuple[V
     return posed, indices[0], indices[1] if len(indices) > 1 else None
 
 
-def one_for_each(target: Any, count: int) -> list[Any] | None:
-    """Targets that need views of their own, one for each of ``count`` images; None if one view serves all."""
-    if not isinstance(target, list | tuple) or not any(isinstance(t, BeyondClass | Place | Contrast) for t in target):
+def one_for_each(view: View, target: Any, count: int) -> list[Any] | None:
+    """Targets that need views of their own, one for each of ``count`` images; None if one view serves all.
+
+    A class of a detector is that of the surest box in each image.
+    """
+    several = isinstance(target, list | tuple | Tensor | np.ndarray)
+    targets = list(target) if several else [target] * count
+    if isinstance(view, Detector) and view.question is None:
+        targets = [_boxed(single) for single in targets]
+    elif not several or not any(isinstance(single, BeyondClass | Place | Contrast) for single in targets):
         return None
-    if len(target) != count:
-        raise VitrailError(f"there are {len(target)} targets for {count} images: give one, or one per image.")
-    return list(target)
+    if len(targets) != count:
+        raise VitrailError(f"there are {len(targets)} targets for {count} images: give one, or one per image.")
+    return targets
+
+
+def _boxed(target: Any) -> Any:
+    """A class of a detector as that of a box."""
+    if isinstance(target, Contrast):
+        return Contrast(_boxed(target.target), target.against)
+    target = target.name if isinstance(target, Class) else target
+    return target if isinstance(target, BeyondClass | Place) else Box(None, target)
 
 
 def read_groups(path: str | Path) -> dict[str, Group]:
@@ -403,7 +456,7 @@ class Target:
         """The target with the predicted classes filled in."""
         if self.index is not None:
             return self
-        index = view.class_scores(logits).argmax(1)
+        index = view.predicted(logits)
         against = None if self.against is None else self.against.to(index.device)
         return Target(index, against).checked(view)
 

@@ -222,7 +222,7 @@ class Training:
     def report(self, game: Game) -> Report:
         """Against sampled Shapley values of the predicted class."""
         (images,) = self.load([self.held_out[:CHECKED]])
-        classes = self.view.class_scores(self.view.logits(images)).argmax(1)
+        classes = self.view.predicted(self.view.logits(images))
         sampled = Shapley(game.view, permutations=PERMUTATIONS).attribute(images, classes)
         with torch.no_grad():
             streams = trace(self.view, images, keep=("x",), layers=[0, *self.explainer.card.layers])

@@ -195,6 +195,7 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
             return transformers.ViTImageProcessor()
         return transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
 
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", lambda source: ({}, {}))
     monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", model)
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", zero_shot)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda source, **_: families.tokenizer())

@@ -229,7 +229,7 @@ class ModelRun:
         target = label if "label" in self.explained else None
         if target is None:
             with torch.no_grad():
-                target = int(view.class_scores(view.logits(pixels)).argmax(1))
+                target = int(view.predicted(view.logits(pixels)))
         annotations = annotated(view, example, target, label, self.remap)
         empty = torch.zeros(view.size)
         return Case(view=view, pixels=pixels, target=target, predicted=target, label=label, map=empty, **annotations)

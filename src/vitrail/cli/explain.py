@@ -114,6 +114,9 @@ def explain(
             metavar="MASK", help="Explain the class in a region: a picture of the image's size that is not black there."
         ),
     ] = None,
+    box: Annotated[
+        int | None, typer.Option(min=0, help="Explain the class of a box of a detector; default: the surest box.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
@@ -153,22 +156,26 @@ def explain(
     load_plugins(plugin or [])
     question = Question(target, against)
     view = load(model, device=device, dtype=dtype, **load_options).asked_about(question.texts)
-    if region is not None:
-        view = _within(view, region, sources)
-    place = "" if region is None else f"region-{region.stem}"
+    view, place = _placed(view, region, box, sources)
     request = Request(question, top, metrics, curves, trust, look, sort, place)
     if run(_build(view, method, params), request, sources, out, as_json):
         raise typer.Exit(1)
 
 
-def _within(view: View, region: Path, sources: list[Source]) -> View:
-    """The view of a region of the only image."""
+def _placed(view: View, region: Path | None, box: int | None, sources: list[Source]) -> tuple[View, str]:
+    """The view of a region of the only image or of a box, and its part of the names of files."""
     from vitrail.api import see
-    from vitrail.targets import Region
+    from vitrail.targets import Box, Region
 
+    if region is not None and box is not None:
+        raise VitrailError("--region is for segmentation models and --box for detectors: use only one of them.")
+    if box is not None:
+        return Box(box).posed(view, list), f"box-{box}"
+    if region is None:
+        return view, ""
     if len(sources) > 1:
         raise VitrailError(f"--region is the mask of a single image, but there are {len(sources)}: name one.")
-    return Region(region).posed(view, lambda: [see(view, sources[0].path)])
+    return Region(region).posed(view, lambda: [see(view, sources[0].path)]), f"region-{region.stem}"
 
 
 def run(method: Method, request: Request, sources: list[Source], out: Path, as_json: bool = False) -> int:
@@ -181,6 +188,8 @@ def run(method: Method, request: Request, sources: list[Source], out: Path, as_j
     passes = forwards + 2 * backwards + request.passes
     count = len(paths) * request.top
     print_estimate(console, view, f"{count} × {method.info.name}", passes * count)
+    if len(paths) == 1:
+        print_boxes(console, view, paths[0])
     view.known_fingerprint = view.fingerprint()  # hashed once, not for every image
     report = Report()
     try:
@@ -262,9 +271,15 @@ def _explain_image(
 
 def _explanations(method: Method, path: Path, label: int | None, request: Request) -> Iterator[Explanation]:
     from vitrail.api import explain_each, see
+    from vitrail.methods.registry import build_method
+    from vitrail.models.detection import Detector
+    from vitrail.targets import Box
 
     view, question = method.model, request.question
     picture = see(view, path)
+    if isinstance(view, Detector) and view.question is None:
+        view = Box(None, question.class_of(view, label)).posed(view, lambda: [picture])
+        method = build_method(method.info.name, view, **method.given())
     target: str | int | list[int] | None = question.target
     count, rival = 1, None
     if request.top > 1:
@@ -288,7 +303,7 @@ def ranked_classes(view: View, picture: Seen) -> list[int]:
     with torch.no_grad():
         logits = view.logits(picture.pixels[None])
     check_finite(view, logits)
-    return view.class_scores(logits)[0].argsort(descending=True, stable=True).tolist()
+    return view.candidates(logits)[0].argsort(descending=True, stable=True).tolist()
 
 
 def _tile(path: Path, explanation: Explanation, look: Look) -> Tile:
@@ -338,6 +353,21 @@ def print_model(console: Console, view: View) -> None:
     if view.note:
         console.print(f"[dim]{escape(view.note)}[/]", soft_wrap=True)
     console.print(f"[dim]Preprocessing: {escape(view.preprocessing.describe())}.[/]", soft_wrap=True)
+
+
+def print_boxes(console: Console, view: View, path: Path) -> None:
+    """What a detector sees in an image: the boxes that are at least as sure as not, or the surest."""
+    from vitrail.api import see
+    from vitrail.models.detection import Detector
+
+    if not isinstance(view, Detector):
+        return
+    boxes = view.boxes(see(view, path).image)
+    table = Table("box", "name", "probability", "pixels", box=None, header_style="dim")
+    for detection in [detection for detection in boxes if detection.probability >= 0.5] or boxes[:1]:
+        corners = ", ".join(f"{edge:.0f}" for edge in detection.box)
+        table.add_row(str(detection.query), escape(detection.label), f"{detection.probability:.1%}", corners)
+    console.print(table)
 
 
 def print_estimate(console: Console, view: View, work: str, passes: float) -> None:

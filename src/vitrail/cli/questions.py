@@ -64,6 +64,10 @@ class Question:
         option = f"--target, e.g. --target {LABEL}" if self.target in (None, PREDICTED) else "--against"
         raise ContrastError(f"the {source} and --against are both {name}: choose another class with {option}.")
 
+    def class_of(self, view: View, label: int | None) -> int | None:
+        """The class of ``target``; None = the predicted one."""
+        return None if self.target is None or self.target == PREDICTED else _class(view, self.target, label, -1)
+
     def rival(self, view: View, label: int | None, predicted: int) -> int | None:
         """The class of ``against`` for such an image."""
         return None if self.against is None else _class(view, self.against, label, predicted)

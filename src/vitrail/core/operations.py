@@ -24,7 +24,7 @@ class Recorder(Protocol):
         """An intermediate tensor was computed."""
 
     def bias(self, out: Tensor, bias: Tensor | None, layer: int) -> Tensor:
-        """``out`` is the output of an operation that added ``bias``."""
+        """``out`` is the output of an operation that added ``bias``, (d,) or one for each token."""
 
     def wants(self, name: str, layer: int) -> bool:
         """Whether an expensive tensor (an attention map) should be computed."""
@@ -109,7 +109,11 @@ class Walk:
         x = self.recorder.see("mid", layer, self.rule.add(x, self.scale(branch, block.scale1)))
         branch = self.mlp(self.norm(x, block.norm2, layer), block.mlp, layer)
         branch = self.recorder.see("mlp_out", layer, self.scale(branch, block.scale2))
-        return self.rule.add(x, branch)
+        x = self.rule.add(x, branch)
+        if block.positions is None:
+            return x
+        positions = self.present(block.positions)
+        return self.recorder.bias(self.rule.add(x, positions), positions, layer)
 
     def attention(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Tensor:
         """Queries from ``target`` (B, m, d), keys and values from ``source`` (B, n, d)."""
@@ -205,9 +209,21 @@ class Walk:
             case "attention":
                 assert head.attention_pool is not None
                 return self.attention_pool(patches, head.attention_pool, layer)
+            case _ if head.choices > 1:
+                chosen = self.surest(x, head, layer)
+                self.recorder.see("readout", layer, F.one_hot(chosen, x.shape[1]).to(x.dtype))
+                return x[torch.arange(len(x), device=x.device), chosen]
             case _:
                 self.recorder.see("readout", layer, _only(x, head.token))
                 return x[:, head.token]
+
+    @torch.no_grad()
+    def surest(self, x: Tensor, head: Head, layer: int) -> Tensor:
+        """(B,): the number of the token among the head's choices that is the surest of any class but the last."""
+        walk = Walk(self.parts)
+        vectors = walk.features(x[:, head.token : head.token + head.choices], head, layer)
+        logits = walk.linear(vectors, head.linears[0], layer)
+        return head.token + logits.softmax(-1)[..., :-1].amax(-1).argmax(1)
 
     def attention_pool(self, patches: Tensor, pool: AttentionPool, layer: int) -> Tensor:
         query = pool.query.expand(patches.shape[0], -1, -1)
@@ -245,9 +261,18 @@ class Walk:
             return None
         if self.keep is None:
             return bias[None, :, :queries].to(dtype)
-        present = F.pad(self.keep + self.prefix, (self.prefix, 0))
-        present[:, : self.prefix] = torch.arange(self.prefix, device=present.device)
-        return bias[:, present[:, :queries, None], present[:, None, :]].transpose(0, 1).to(dtype)
+        numbers = self.numbers(self.keep)
+        return bias[:, numbers[:, :queries, None], numbers[:, None, :]].transpose(0, 1).to(dtype)
+
+    def present(self, table: Tensor) -> Tensor:
+        """The rows (n, d) of all tokens → those of the tokens present, (n, d) or (B, m, d)."""
+        return table if self.keep is None else table[self.numbers(self.keep)]
+
+    def numbers(self, keep: Tensor) -> Tensor:
+        """(B, m): which tokens the prefix tokens and the patches ``keep`` (B, k) are."""
+        numbers = F.pad(keep + self.prefix, (self.prefix, 0))
+        numbers[:, : self.prefix] = torch.arange(self.prefix, device=keep.device)
+        return numbers
 
 
 def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:

@@ -78,7 +78,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Pre-norm residual block: ``x + s1·attention(norm1 x)``, then ``x + s2·mlp(norm2 x)``."""
+    """Pre-norm residual block: ``x + s1·attention(norm1 x)``, then ``x + s2·mlp(norm2 x)``, then ``x + positions``."""
 
     norm1: Norm
     attention: Attention
@@ -86,6 +86,7 @@ class Block:
     mlp: Mlp
     scale1: Tensor | None = None
     scale2: Tensor | None = None
+    positions: Tensor | None = None  # (P + N, d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "
 class Head:
     """From the last block to the logits: final norm, pooling, norm of the pooled vector, linear head(s).
 
-    ``token`` is the number of the token that a head with ``pool="token"`` reads.
+    ``token`` is the number of the token that a head with ``pool="token"`` reads. Where there are several ``choices``,
+    it is the first of them, and the head reads the one that is the surest of any class but the last, "no object".
     ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``patches`` reads
     every patch and averages the logits, evenly or by ``weights`` (N,); of patches that are present, these alone count,
     and where all of these have weight 0, so that nothing is known, the logits are 0. The layers ``dense`` stand before
@@ -144,13 +146,14 @@ class Head:
     dense: tuple[Dense, ...] = ()
     unit: Norm | None = None
     token: int = 0
+    choices: int = 1
     weights: Tensor | None = None
     answer: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     @property
     def reads(self) -> int | None:
         """Number of leading tokens that it reads; None = it needs the patches as well."""
-        return None if self.answer is not None else {"token": self.token + 1, "pair": 2}.get(self.pool)
+        return None if self.answer is not None else {"token": self.token + self.choices, "pair": 2}.get(self.pool)
 
 
 @dataclass(frozen=True, slots=True)

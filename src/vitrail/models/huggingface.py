@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core import parts
+from vitrail.errors import VitrailError
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.translation import (
     activation,
@@ -50,7 +51,39 @@ BACKBONES = (
     "DINOv3ViTModel",
 )
 NETWORKS = (*CLASSIFIERS, *BACKBONES)
+DETECTOR = "YolosForObjectDetection"  # of models/detection.py
 HIERARCHICAL = ("SwinForImageClassification", "Swinv2ForImageClassification")
+
+
+# End of the name of a class → why it cannot be seen into, and what can.
+REFUSED = {
+    "ObjectDetection": (
+        "its boxes come from a decoder, not from tokens of a plain Vision Transformer as those of "
+        "YolosForObjectDetection",
+        "the logits of one box",
+    ),
+    "Segmentation": (
+        "it merges patches or decodes them together, so that no output is that of a patch; a plain backbone with a "
+        'head on its patches is seen into, vitrail.wrap(backbone, head=…, pool="patches")',
+        "the mean logits of a region",
+    ),
+}
+
+
+def check_kind(module: nn.Module) -> None:
+    """Refuses detectors and segmenters of Hugging Face that are not plain Vision Transformers."""
+    if is_huggingface(module):
+        check_class(type(module).__name__)
+
+
+def check_class(name: str) -> None:
+    """Refuses such classes by name."""
+    for task, (why, outputs) in REFUSED.items():
+        if name.endswith(task) and name != DETECTOR:
+            raise VitrailError(
+                f"{name} is not supported: {why}. To explain it by mask methods, wrap a module of your own that "
+                f"returns {outputs}, (B, classes)."
+            )
 
 
 def is_huggingface(module: nn.Module) -> bool:

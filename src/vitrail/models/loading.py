@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vitrail.errors import VitrailError
-from vitrail.models import embedded, zero_shot
+from vitrail.models import embedded, huggingface, zero_shot
 from vitrail.models.checkpoints import head_of, linear_head, load_state, read_state
 from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
@@ -303,7 +303,7 @@ def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: 
 
 def _load_huggingface(request: LoadRequest) -> View:
     try:
-        from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, AutoTokenizer
+        from transformers import AutoImageProcessor, AutoTokenizer
     except ImportError:
         raise VitrailError('Hugging Face models need an extra: pip install "vitrail[hf]".') from None
     has_head = request.head is not None and request.pool is None
@@ -317,7 +317,7 @@ def _load_huggingface(request: LoadRequest) -> View:
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None
-    loader = AutoModelForImageClassification if not reads_texts and request.pool is None else AutoModel
+    loader = _huggingface_loader(request, source, is_local)
     with _quiet_transformers(local=is_local):
         module, info = _fetch(
             name,
@@ -339,6 +339,19 @@ def _load_huggingface(request: LoadRequest) -> View:
         read = AutoTokenizer.from_pretrained
         tokenizer = _fetch(name, lambda: read(source, trust_remote_code=False), not is_local)
     return request.view(module, processor=processor, tokenizer=tokenizer, img_size=request.img_size)
+
+
+def _huggingface_loader(request: LoadRequest, source: str, is_local: bool) -> Any:
+    """The class that loads a model: its backbone, a model of two towers, a detector or a classifier."""
+    import transformers
+
+    if request.pool is not None or request.view_args["prompts"] is not None:
+        return transformers.AutoModel
+    config, _ = _fetch(request.name, lambda: transformers.PreTrainedConfig.get_config_dict(source), not is_local)
+    kind = str((config.get("architectures") or [""])[0])
+    huggingface.check_class(kind)
+    is_detector = kind == huggingface.DETECTOR
+    return transformers.AutoModelForObjectDetection if is_detector else transformers.AutoModelForImageClassification
 
 
 def _has_any(folder: str, files: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture, Head, Linear, Norm, converted
 from vitrail.errors import VitrailError
+from vitrail.models.detection import Detector
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
@@ -37,6 +38,8 @@ def ask(view: View, question: Mapping[str, Any]) -> View:
             return compared(view, embeddings, measure)
         case {"kind": "region", "weights": weights}:
             return within(view, weights)
+        case {"kind": "box", "query": query}:
+            return of_box(view, query)
         case {"kind": "function", "name": name}:
             raise VitrailError(f"the function {name!r} was explained, which is not stored: give its view as model=.")
     raise VitrailError(f"unknown question {question.get('kind')!r}: the file is of another version of vitrail.")
@@ -83,6 +86,18 @@ def within(view: View, weights: Sequence[float]) -> ViT:
     head = partial(_region_head, weights=torch.tensor(list(weights), dtype=torch.float64))
     asked = replace(view, describe=partial(_described, view.describe, head))
     return asked.asking({"kind": "region", "weights": list(weights)}, view.labels)
+
+
+def of_box(view: View, query: int) -> Detector:
+    """A view of the class of a box."""
+    return as_detector(view).of_box(query)
+
+
+def as_detector(view: View) -> Detector:
+    """The view, or an error if it is not one of a detector."""
+    if not isinstance(view, Detector):
+        raise VitrailError(f"{view.name} detects no boxes: load a YOLOS, YolosForObjectDetection of Hugging Face.")
+    return view
 
 
 def patch_weights(mask: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -208,6 +208,14 @@ class View:
         groups = [any_of(scores[:, list(group)]) for group in self.groups]
         return torch.cat([torch.stack(groups, 1), scores[:, self.ungrouped]], dim=1)
 
+    def predicted(self, logits: Tensor) -> Tensor:
+        """(B,): the class with the largest score."""
+        return self.candidates(logits).argmax(1)
+
+    def candidates(self, logits: Tensor) -> Tensor:
+        """(B, k): the scores of the first classes, those that can be predicted."""
+        return self.class_scores(logits)
+
     @property
     def ungrouped(self) -> list[int]:
         """The outputs that belong to no group."""
@@ -244,7 +252,7 @@ class View:
             raise VitrailError(f'output must be "logit" or "probability", but got {output!r}.')
         values = self.class_scores(logits) if output == "logit" else self.probabilities(logits)
         if target is None:
-            target = values.detach().argmax(1)
+            target = self.predicted(logits.detach())
         y = values.gather(1, target[:, None].to(values.device))[:, 0]
         return y if against is None else y - values.gather(1, against[:, None].to(values.device))[:, 0]
 

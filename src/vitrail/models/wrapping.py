@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import huggingface, timm, torchvision, zero_shot
+from vitrail.models import detection, huggingface, timm, torchvision, zero_shot
 from vitrail.models.agreement import check_logits, check_tensors
 from vitrail.models.clone import evaluation_clone
+from vitrail.models.detection import Detector
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
 from vitrail.models.labels import imagenet_labels, read_labels
-from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit, Preprocess
 from vitrail.models.translation import refuse
 from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
@@ -106,6 +107,7 @@ def outline(
 ) -> View:
     """The view that ``wrap`` returns, of a module that is not run and may have no weights."""
     name = name or _name(module)
+    huggingface.check_kind(module)
     texts = prompts_of(module, prompts)
     if texts is not None:
         module = _compared_with(module, texts, tokenizer, labels, head)
@@ -130,7 +132,8 @@ def outline(
             _check_width(architecture, name)
         preprocessing = _whole_patches(preprocessing, patch)
         if texts is None:
-            view = ViT(module, name, preprocessing, describe=describe, head=head)
+            kind = Detector if detection.is_detector(module) else ViT
+            view = kind(module, name, preprocessing, describe=describe, head=head)
         else:
             view = ZeroShotViT(
                 module, name, preprocessing, labels=tuple(texts), describe=describe, prompts=texts, tokenizer=tokenizer
@@ -223,6 +226,8 @@ def _own_logits(module: Any, images: Tensor, head: nn.Module | None, pool: str |
 def _adapter(module: nn.Module) -> ModuleType:
     if isinstance(module, zero_shot.ZeroShot):
         return zero_shot
+    if detection.is_detector(module):
+        return detection
     for adapter, is_own in (
         (timm, timm.is_timm),
         (torchvision, torchvision.is_torchvision),
@@ -297,7 +302,8 @@ def _preprocess(
     requested = as_pair(img_size)
     size = requested or native
     if processor is not None:
-        base = Preprocess.from_huggingface(processor, native)
+        read = Preprocess.from_detector if detection.is_detector(module) else Preprocess.from_huggingface
+        base = read(processor, native)
         return base if requested is None else base.resized(requested)
     if timm.is_timm(module):
         from timm.data import resolve_model_data_config
@@ -307,7 +313,8 @@ def _preprocess(
     if huggingface.is_huggingface(module):
         kind = module.config.model_type
         colours = HUGGINGFACE_COLOURS.get(kind, (IMAGENET_MEAN, IMAGENET_STD))
-        return Preprocess(size, *colours, interpolation="bilinear", fit="squash")
+        fit: Fit = "border" if detection.is_detector(module) else "squash"
+        return Preprocess(size, *colours, interpolation="bilinear", fit=fit)
     return Preprocess(size, interpolation="bilinear", fit="crop", resize=round(min(size) * 256 / 224))
 
 
@@ -320,6 +327,8 @@ def _whole_patches(preprocessing: Preprocess, patch: Sequence[int]) -> Preproces
 
 def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
     count = view.num_classes
+    if isinstance(view, Detector):
+        return (*_names_of_objects(view, labels), detection.NO_OBJECT)
     if labels is not None:
         return read_labels(labels, count)
     module: Any = view.module
@@ -328,6 +337,14 @@ def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path |
         generic = all(name == f"LABEL_{i}" for i, name in names.items())
         return None if generic or len(names) != view.num_outputs or count != len(names) else read_labels(names, count)
     return imagenet_labels(module, view.num_outputs)
+
+
+def _names_of_objects(view: Detector, labels: Any) -> Sequence[str]:
+    """The classes of a detector, besides "no object"."""
+    names: Mapping[int, str] = view.module.config.id2label  # type: ignore[union-attr, assignment]
+    if labels is None and all(name == f"LABEL_{i}" for i, name in names.items()):
+        labels = [f"class {i}" for i in range(view.num_classes - 1)]
+    return read_labels(names if labels is None else labels, view.num_classes - 1)
 
 
 def _output(view: View) -> Output:

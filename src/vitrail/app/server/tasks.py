@@ -146,7 +146,7 @@ def mask(view: View, request: Request, report: Report) -> Answer:
         logits = masked_logits(view, inference, keep)
     check_finite(view, logits)
     target = request.fields.get("target")
-    index = int(view.class_scores(inference.logits).argmax()) if target is None else view.class_index(target)
+    index = int(view.predicted(inference.logits)) if target is None else view.class_index(target)
     return {
         "picture": request.picture,
         "target": index,
