@@ -146,6 +146,22 @@ def _huggingface_texts(kind: str) -> nn.Module:
     return getattr(transformers, f"{kind}Model")(config(text_config=text, vision_config=vision, **joint))
 
 
+OBJECTS = ("cat", "dog", "cup", "car", "cow")
+
+
+def yolos(mid: bool = True, dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
+    """A detector with six boxes; ``mid``: positions are added after each block but the last too."""
+    import transformers
+
+    tiny = {"image_size": [32, 48], "patch_size": 8, "hidden_size": WIDTH, "num_hidden_layers": 3}
+    tiny |= {"num_attention_heads": 2, "intermediate_size": 64, "num_detection_tokens": 6}
+    tiny |= {"use_mid_position_embeddings": mid, "id2label": dict(enumerate(OBJECTS))}
+    with torch.random.fork_rng(devices=[]):
+        module = transformers.YolosForObjectDetection(transformers.YolosConfig(**(tiny | changes)))
+    randomize(module, seed=0)
+    return module.eval().to(dtype)
+
+
 @functools.cache
 def tokenizer() -> Any:
     """The tokenizer of the tiny models that read texts."""

@@ -40,7 +40,7 @@ from vitrail.models.view import View
 See = Function[[Any], Tensor]
 
 
-class Picture(Protocol):
+class SeenImage(Protocol):
     """An explained image and the model input made from it."""
 
     @property
@@ -50,7 +50,7 @@ class Picture(Protocol):
     def pixels(self) -> Tensor: ...
 
 
-Look = Function[[], Sequence[Picture]]  # at all explained images
+Look = Function[[], Sequence[SeenImage]]  # at all explained images
 
 
 class BeyondClass:

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from tests import families
 from tests.cli.common import Run, error_line, noise
 from tests.families import CLASSES, WIDTH
-from tests.models.test_detection import build
 
 import vitrail
 
@@ -59,7 +58,7 @@ def test_wrong_regions_get_one_line(vit: Run, segmenter: list[str]) -> None:
 @pytest.fixture
 def detector(tmp_path: Path) -> list[str]:
     """The options of a detector."""
-    build(dtype=torch.float32).save_pretrained(tmp_path / "yolos")
+    families.yolos(dtype=torch.float32).save_pretrained(tmp_path / "yolos")
     return ["--model", "hf:./yolos", "--no-trust"]
 
 

@@ -190,12 +190,23 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
         module = families.build("hf_clip_text")
         return (module, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else module
 
+    def config(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {
+            "architectures": ["YolosForObjectDetection"] if "yolos" in source else ["ViTForImageClassification"]
+        }, {}
+
+    def detector(source: str, output_loading_info: bool, **_: Any) -> Any:
+        return families.yolos(dtype=torch.float32), {"missing_keys": [], "mismatched_keys": []}
+
     def processor(source: str, **_: Any) -> Any:
+        if "yolos" in source:
+            return transformers.YolosImageProcessor()
         if "clip" not in source:
             return transformers.ViTImageProcessor()
         return transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
 
-    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", lambda source: ({}, {}))
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", config)
+    monkeypatch.setattr(transformers.AutoModelForObjectDetection, "from_pretrained", detector)
     monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", model)
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", zero_shot)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda source, **_: families.tokenizer())

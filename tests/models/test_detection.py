@@ -11,7 +11,7 @@ import torch
 import transformers
 from tests import families
 from tests.common import noise
-from tests.families import CLASSES, WIDTH
+from tests.families import CLASSES, OBJECTS, yolos
 from tests.helpers import assert_same_state, relative, state_of
 from torch import Tensor, nn
 
@@ -23,30 +23,7 @@ from vitrail.targets import Box, Contrast, Region
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 SIZE, GRID, QUERIES = (32, 48), (4, 6), 6
-NAMES = dict(enumerate(("cat", "dog", "cup", "car", "cow")))
 middle = pytest.mark.parametrize("mid", [False, True], ids=["plain", "later positions"])
-
-
-def build(mid: bool = True, dtype: torch.dtype = DOUBLE, **changes: Any) -> nn.Module:
-    """A tiny YOLOS; ``mid``: positions are added after each block too."""
-    config = transformers.YolosConfig(
-        **{
-            "hidden_size": WIDTH,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "image_size": list(SIZE),
-            "patch_size": 8,
-            "num_detection_tokens": QUERIES,
-            "use_mid_position_embeddings": mid,
-            "id2label": NAMES,
-            **changes,
-        }
-    )
-    with torch.random.fork_rng(devices=[]):
-        module = transformers.YolosForObjectDetection(config)
-    families.randomize(module, seed=0)
-    return module.eval().to(dtype)
 
 
 def view_of(module: nn.Module, **options: Any) -> Detector:
@@ -76,7 +53,7 @@ def surest(logits: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", [SIZE, (40, 24)], ids=["native", "interpolated"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-10), (SINGLE, 1e-5)])
 def test_logits_are_those_of_the_module(mid: bool, size: tuple[int, int], dtype: torch.dtype, tolerance: float) -> None:
-    module, pixels = build(mid, dtype), images(3, size, dtype)
+    module, pixels = yolos(mid, dtype), images(3, size, dtype)
     before = state_of(module)
     view, expected = view_of(module, img_size=size), own(module, pixels)
     scale = tolerance * max(1.0, float(expected.abs().max()))
@@ -84,14 +61,14 @@ def test_logits_are_those_of_the_module(mid: bool, size: tuple[int, int], dtype:
         assert (view.of_box(query).logits(pixels) - expected[:, query]).abs().max() <= scale
     assert (view.logits(pixels) - expected[torch.arange(3), surest(expected)]).abs().max() <= scale
     assert_same_state(before, state_of(module))
-    assert view.labels == (*NAMES.values(), "no object")
+    assert view.labels == (*OBJECTS, "no object")
     assert (view.num_classes, view.num_prefix, view.num_queries) == (CLASSES + 1, 1 + QUERIES, QUERIES)
 
 
 @middle
 def test_removed_patches_are_unseen(mid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as the module itself with the removed patches masked in every attention."""
-    module, pixels = build(mid), images(1)
+    module, pixels = yolos(mid), images(1)
     view, keep = view_of(module), torch.tensor([[0, 3, 9, 16, 23]])
     removed = torch.ones(GRID[0] * GRID[1], dtype=torch.bool)
     removed[keep[0]] = False
@@ -112,7 +89,7 @@ def test_removed_patches_are_unseen(mid: bool, monkeypatch: pytest.MonkeyPatch) 
 @middle
 def test_biases_and_tokens_add_up_to_the_logit_at_every_layer(mid: bool) -> None:
     pixels = images()
-    view = view_of(build(mid)).of_box(2)
+    view = view_of(yolos(mid)).of_box(2)
     for layer in range(4):
         made = trace(view, pixels, rule="frozen", keep=("x", "gx", "bias"), layers=[layer])
         total = (made["x"][layer] * made["gx"][layer]).sum((1, 2)) + made.bias_from(layer)
@@ -121,7 +98,7 @@ def test_biases_and_tokens_add_up_to_the_logit_at_every_layer(mid: bool) -> None
 
 
 def test_the_view_of_no_box_reads_the_surest_token() -> None:
-    module, pixels = build(), images(4)
+    module, pixels = yolos(), images(4)
     readout = view_of(module).readout(pixels)
     assert torch.equal(readout.argmax(1), 1 + surest(own(module, pixels)))
     assert torch.equal(readout.sum(1), torch.ones(4, dtype=DOUBLE))
@@ -134,7 +111,7 @@ def test_the_view_of_no_box_reads_the_surest_token() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A detector as `save_pretrained` writes it, with a processor that keeps the shape of images."""
     place = tmp_path_factory.mktemp("yolos")
-    build(False, SINGLE, image_size=[40, 60]).save_pretrained(place)  # 60 is no multiple of 8
+    yolos(False, SINGLE, image_size=[40, 60]).save_pretrained(place)  # 60 is no multiple of 8
     transformers.YolosImageProcessor().save_pretrained(place)
     return place
 
@@ -161,7 +138,7 @@ def test_boxes_are_in_pixels_of_the_image(folder: Path) -> None:
     boxes = sorted(view.boxes(photo))
     assert [detection.query for detection in boxes] == list(range(QUERIES))
     assert [detection.target for detection in boxes] == expected["labels"].tolist()
-    assert [detection.label for detection in boxes] == [NAMES[i] for i in expected["labels"].tolist()]
+    assert [detection.label for detection in boxes] == [OBJECTS[i] for i in expected["labels"].tolist()]
     assert np.allclose([detection.probability for detection in boxes], expected["scores"].tolist(), atol=1e-6)
     assert np.allclose([detection.box for detection in boxes], expected["boxes"].tolist(), atol=1e-3)
     ordered = [detection.probability for detection in view.boxes(photo)]
@@ -192,7 +169,7 @@ def test_a_box_is_explained(folder: Path, tmp_path: Path) -> None:
 
 
 def test_no_object_is_a_class_but_never_the_predicted_one() -> None:
-    module, pixels = build(), images(1)
+    module, pixels = yolos(), images(1)
     with torch.no_grad():
         module.class_labels_classifier.layers[-1].bias[-1] += 20
     view = view_of(module)
@@ -205,7 +182,7 @@ def test_no_object_is_a_class_but_never_the_predicted_one() -> None:
 
 
 def test_without_a_box_each_image_is_asked_about_its_surest() -> None:
-    module, pixels = build(), images(3)
+    module, pixels = yolos(), images(3)
     view, logits = view_of(module), own(module, pixels)
     explanations = vitrail.explain(view, pixels, "decompx")
     assert [made.model.question["query"] for made in explanations] == surest(logits).tolist()
@@ -223,14 +200,14 @@ def test_without_a_box_each_image_is_asked_about_its_surest() -> None:
     [("decompx.skipplus", {}), ("tis", {"masks": 16}), ("rise", {"masks": 8}), ("lrp", {}), ("alti", {})],
 )
 def test_methods_explain_boxes(method: str, params: dict[str, Any]) -> None:
-    made = vitrail.explain(view_of(build()), images(1)[0], method, target=Box(1, 2), **params)
+    made = vitrail.explain(view_of(yolos()), images(1)[0], method, target=Box(1, 2), **params)
     assert made.map.shape in (GRID, SIZE)
     assert made.map.isfinite().all()
     assert made.map.abs().sum() > 0
 
 
 def test_a_detector_is_measured_by_its_surest_box() -> None:
-    rows = vitrail.evaluate(view_of(build(dtype=SINGLE)), [noise(60, 40, seed) for seed in range(2)],
+    rows = vitrail.evaluate(view_of(yolos(dtype=SINGLE)), [noise(60, 40, seed) for seed in range(2)],
                             ["decompx"], ["deletion(steps=4)"])  # fmt: skip
     assert rows["value"].notna().all()
 
@@ -247,7 +224,7 @@ def test_a_detector_is_measured_by_its_surest_box() -> None:
 )
 def test_wrong_questions_get_one_sentence(target: Any, message: str) -> None:
     with pytest.raises(VitrailError, match=message):
-        vitrail.explain(view_of(build()), images(1)[0], target=target)
+        vitrail.explain(view_of(yolos()), images(1)[0], target=target)
 
 
 def test_a_classifier_has_no_boxes() -> None:
@@ -256,10 +233,10 @@ def test_a_classifier_has_no_boxes() -> None:
 
 
 def test_labels_name_the_objects() -> None:
-    assert view_of(build(), labels=list("abcde")).labels == (*"abcde", "no object")
-    assert view_of(build(id2label=None, num_labels=5)).labels[:2] == ("class 0", "class 1")
+    assert view_of(yolos(), labels=list("abcde")).labels == (*"abcde", "no object")
+    assert view_of(yolos(id2label=None, num_labels=5)).labels[:2] == ("class 0", "class 1")
     with pytest.raises(VitrailError, match="6 names, but the model has 5 classes"):
-        view_of(build(), labels=list("abcdef"))
+        view_of(yolos(), labels=list("abcdef"))
 
 
 # What is refused
