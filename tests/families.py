@@ -156,6 +156,22 @@ def _huggingface_texts(kind: str) -> nn.Module:
     return getattr(transformers, f"{kind}Model")(config(text_config=text, vision_config=vision, **joint))
 
 
+OBJECTS = ("cat", "dog", "cup", "car", "cow")
+
+
+def yolos(mid: bool = True, dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
+    """A detector with six boxes; ``mid``: positions are added after each block but the last too."""
+    import transformers
+
+    tiny = {"image_size": [32, 48], "patch_size": 8, "hidden_size": WIDTH, "num_hidden_layers": 3}
+    tiny |= {"num_attention_heads": 2, "intermediate_size": 64, "num_detection_tokens": 6}
+    tiny |= {"use_mid_position_embeddings": mid, "id2label": dict(enumerate(OBJECTS))}
+    with torch.random.fork_rng(devices=[]):
+        module = transformers.YolosForObjectDetection(transformers.YolosConfig(**(tiny | changes)))
+    randomize(module, seed=0)
+    return module.eval().to(dtype)
+
+
 @functools.cache
 def tokenizer() -> Any:
     """The tokenizer of the tiny models that read texts."""
@@ -274,6 +290,7 @@ FAMILIES["timm_gated_attention"] = Family("timm_gated_attention", _gated_attenti
 _add_timm("timm_hybrid", "vit_tiny_r_s16_p8_224", (3, 4), pixels=8, patch=2)
 _add_timm("timm_headless_token", "vit_small_patch14_dinov2", (3, 4), num_classes=0, pool="token")
 _add_timm("timm_headless_avg", "vit_base_patch16_224", (3, 4), num_classes=0, pool="avg")
+_add_timm("timm_patches", "vit_small_patch14_reg4_dinov2", (3, 4), prefix=5, num_classes=0, pool="patches")
 
 FAMILIES["torchvision_vit"] = Family("torchvision_vit", _torchvision_vit, (32, 32), (4, 4), 1, "torchvision")
 
@@ -317,6 +334,7 @@ _dinov3 = functools.partial(
 )
 _add_huggingface("hf_dinov3_token", _dinov3(), prefix=3, grid=(3, 4), pool="token")
 _add_huggingface("hf_dinov3_avg", _dinov3(), prefix=3, grid=(3, 4), pool="avg")
+_add_huggingface("hf_patches", _make("Dinov2Model", "Dinov2", mlp_ratio=2), pool="patches")
 _add_huggingface("hf_dinov3_gated", _dinov3(use_gated_mlp=True, hidden_act="silu"), prefix=3, grid=(3, 4), pool="token")
 
 
@@ -441,6 +459,9 @@ def expected_logits(family: Family, module: nn.Module, images: Tensor) -> Tensor
     if family.pool is None:
         output = module(images)
         return output.logits if family.library == "hf" else output
+    if family.pool == "patches":
+        tokens = module(images).last_hidden_state if family.library == "hf" else module.forward_features(images)
+        return family.wrap(module)["head"](tokens[:, family.prefix :]).mean(dim=1)
     return family.wrap(module)["head"](expected_embedding(family, module, images))
 
 

@@ -44,7 +44,18 @@ from vitrail.models.loading import as_view
 from vitrail.models.questions import embedding
 from vitrail.models.view import View, check_floats
 from vitrail.progress import counted
-from vitrail.targets import BeyondClass, Class, ClassSpec, Contrast, Similarity, Target, TargetSpec, Text, pose
+from vitrail.targets import (
+    BeyondClass,
+    Class,
+    ClassSpec,
+    Contrast,
+    Similarity,
+    Target,
+    TargetSpec,
+    Text,
+    one_for_each,
+    pose,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +110,7 @@ def explain(
         method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
         target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
             models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group
-            of classes, the similarity to another image, any function.
+            of classes, the similarity to another image, a class in a region or of a box, any function.
         against: explain the target as opposed to this class or target.
         batch_size: images per batch; None = by device.
         pairs: with "decompx" and a ``Similarity``, also split it into pairs of patches: two backward passes for each
@@ -113,15 +124,40 @@ def explain(
     sources: list[Any] = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
+    if (targets := one_for_each(view, target, len(sources))) is None:
+        explanations = _explain_all(view, sources, method, target, against, batch_size, pairs, params)
+    else:
+        explanations = []
+        for source, single in zip(sources, targets, strict=True):
+            explanations += _explain_all(view, [source], method, single, against, batch_size, pairs, params)
+    return explanations if several else explanations[0]
+
+
+def _explain_all(
+    view: View,
+    pictures: list[Any],
+    method: str | None,
+    target: TargetSpec,
+    against: TargetSpec,
+    batch_size: int | None,
+    pairs: bool,
+    params: dict[str, Any],
+) -> list[Explanation]:
+    """Explains images that are asked the same question."""
+
+    def look() -> list[Seen]:
+        pictures[:] = [see(view, picture) for picture in pictures]
+        return pictures
+
     with own_modes():
-        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels)
+        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels, look)
         chosen = build_method(method or default_method(posed), posed, **params)
-        explanations = list(explain_each(chosen, sources, index, rival, batch_size))
+        explanations = list(explain_each(chosen, pictures, index, rival, batch_size))
         if pairs and isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
             other = see(view, target.other).pixels
-            for explanation, source in zip(explanations, sources, strict=True):
-                _add_pairs(explanation, target, view, see(view, source).pixels, other, chosen.start_layer)
-    return explanations if several else explanations[0]
+            for explanation, picture in zip(explanations, pictures, strict=True):
+                _add_pairs(explanation, target, view, see(view, picture).pixels, other, chosen.start_layer)
+    return explanations
 
 
 def _add_pairs(
@@ -263,6 +299,10 @@ def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iter
         )
 
 
+def _no_images() -> list[Seen]:
+    raise VitrailError("a region or a box belongs to a single image: explain it, or evaluate the model's own classes.")
+
+
 def evaluate(
     model: View | nn.Module | str,
     data: Any,
@@ -310,7 +350,7 @@ def evaluate(
     if isinstance(target, BeyondClass | Class | Text | Contrast):
         base = view
         with own_modes():
-            view, index, rival = pose(base, target, None, lambda source: see(base, source).pixels)
+            view, index, rival = pose(base, target, None, lambda source: see(base, source).pixels, _no_images)
         if rival is not None:
             raise VitrailError("metrics measure the score of a target: evaluate it without what it is opposed to.")
         remap, fixed, explained = posed_class_map(base, view, chosen), Target.of(view, index), ("target",)

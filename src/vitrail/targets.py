@@ -1,8 +1,8 @@
 """What is asked: a target says which scalar of the network's output is explained, one per image of a batch.
 
-``Class``, ``Contrast``, ``Group``, ``Text``, ``Similarity`` and ``Callable`` are what callers ask. Each becomes a class
-of a view: the model's own, or one of the same model with another head (``models/questions.py``). So methods and metrics
-know classes alone, as a ``Target``.
+``Class``, ``Contrast``, ``Group``, ``Text``, ``Similarity``, ``Region``, ``Box`` and ``Callable`` are what callers ask.
+Each becomes a class of a view: the model's own, or one of the same model with another head (``models/questions.py``).
+So methods and metrics know classes alone, as a ``Target``.
 """
 
 from __future__ import annotations
@@ -14,20 +14,45 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.models.detection import Detector
 from vitrail.models.labels import is_number, plain_name, plain_names
-from vitrail.models.questions import Answer, Measure, answering, compared, embed, grouped
+from vitrail.models.questions import (
+    Answer,
+    Measure,
+    answering,
+    as_detector,
+    compared,
+    embed,
+    grouped,
+    patch_weights,
+    within,
+)
 from vitrail.models.view import View
 
 # A path, picture or tensor → (3, H, W), as the model sees it.
 See = Function[[Any], Tensor]
+
+
+class SeenImage(Protocol):
+    """An explained image and the model input made from it."""
+
+    @property
+    def image(self) -> Image.Image: ...
+
+    @property
+    def pixels(self) -> Tensor: ...
+
+
+Look = Function[[], Sequence[SeenImage]]  # at all explained images
 
 
 class BeyondClass:
@@ -180,13 +205,121 @@ class Callable(BeyondClass):
         return answering(view, function, name), [0]
 
 
-def pose(view: View, target: Any, against: Any, see: See) -> tuple[View, ClassSpec, ClassSpec]:
+class Place:
+    """A class at a place of the image. Its view has the classes of the model."""
+
+    target: int | str | None
+
+    def posed(self, view: View, look: Look) -> View:
+        """The view of the place."""
+        raise NotImplementedError
+
+    def same_as(self, other: Any) -> bool:
+        """Whether both are of the same place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Region(Place):
+    """A class in a region, for models with an output per patch: the mean logit over its pixels.
+
+    ``mask``: a picture or its path, where anything but 0 is inside, or an array or tensor of booleans, of the size of
+    the image or of the model input. Between the patches the logits are interpolated, as segmentation models do.
+    ``target``: the class; None = the one with the largest mean logit there.
+    """
+
+    mask: str | Path | Image.Image | np.ndarray | Tensor
+    target: int | str | None = None
+
+    def posed(self, view: View, look: Look) -> View:
+        mask = read_mask(self.mask)
+        height, width = mask.shape
+        sizes = {picture.image.size for picture in look()}
+        if sizes == {(width, height)}:
+            seen = view.preprocessing.mask(mask)
+        elif (height, width) == view.size:
+            seen = torch.from_numpy(mask)
+        else:
+            images = " and ".join(f"{size[0]} × {size[1]}" for size in sorted(sizes)[:3])
+            raise VitrailError(
+                f"the mask has {width} × {height} pixels, but the image has {images} and the input of {view.name} "
+                f"{view.size[1]} × {view.size[0]}: give a mask of either size."
+            )
+        if not mask.any():
+            raise VitrailError("the mask is empty: mark the pixels of the region with anything but 0.")
+        if not seen.any():
+            raise VitrailError(
+                f"the region lies outside the part of the image that {view.name} sees "
+                f'({view.preprocessing.describe()}): choose another region, or fit="squash" or "pad".'
+            )
+        return within(view, patch_weights(seen, view.grid).tolist())
+
+    def same_as(self, other: Any) -> bool:
+        return isinstance(other, Region) and np.array_equal(read_mask(self.mask), read_mask(other.mask))
+
+
+@dataclass(frozen=True)
+class Box(Place):
+    """The class of a box of a detector; ``query`` is its number, as ``view.boxes(image)`` lists them.
+
+    ``query``: None = the surest box of the image, or of the class. ``target``: the class; None = the likeliest, which
+    "no object" never is.
+    """
+
+    query: int | None = None
+    target: int | str | None = None
+
+    def posed(self, view: View, look: Look) -> View:
+        detector = as_detector(view)
+        if self.query is not None:
+            return detector.of_box(self.query)
+        (picture,) = look()
+        return detector.of_box(detector.surest(picture.pixels, self.index(view)))
+
+    def index(self, view: View) -> int | None:
+        """The number of the class."""
+        return None if self.target is None else view.class_index(self.target)
+
+    def same_as(self, other: Any) -> bool:
+        return isinstance(other, Box) and self.query == other.query
+
+
+def read_mask(source: str | Path | Image.Image | np.ndarray | Tensor) -> NDArray[np.bool_]:
+    """(H, W): where a mask is not 0; of a picture, where any of its colours is not black and it is not transparent."""
+    if isinstance(source, str | Path):
+        try:
+            source = Image.open(source)
+            source.load()
+        except (OSError, Image.DecompressionBombError) as error:
+            raise VitrailError(f"cannot read the mask: {error}.") from None
+    values: NDArray[Any]
+    if isinstance(source, Image.Image):
+        values = np.asarray(source)
+        if "A" in source.getbands():
+            values = values[..., :-1] * (values[..., -1:] > 0)
+        values = values if values.ndim == 2 else np.any(values, axis=-1)
+    else:
+        values = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
+        values = values[0] if values.ndim == 3 and len(values) == 1 else values
+    if values.ndim != 2 or not values.size or values.dtype.kind not in "biuf":
+        raise VitrailError(
+            f"a mask is a picture, or an array of shape (height, width), but got {values.dtype} {values.shape}."
+        )
+    return values != 0
+
+
+def pose(view: View, target: Any, against: Any, see: See, look: Look) -> tuple[View, ClassSpec, ClassSpec]:
     """The view that answers a question, with the classes that ``target`` and ``against`` are there."""
     if isinstance(target, Contrast):
         if against is not None:
             raise VitrailError("a Contrast names what its target is opposed to: leave against= out.")
         target, against = target.target, target.against
     target, against = (_plain(view, spec) for spec in (target, against))
+    if isinstance(target, Place) or isinstance(against, Place):
+        if not isinstance(target, Place) or (isinstance(against, Place) and not target.same_as(against)):
+            raise VitrailError("classes can only be opposed to each other at the same place: give against= a class.")
+        rival = against.target if isinstance(against, Place) else against
+        return target.posed(view, look), _plain(view, target.target), _plain(view, rival)
     view = view.asked_about(target, against)
     questions = [spec for spec in (target, against) if isinstance(spec, BeyondClass)]
     if not questions:
@@ -201,6 +334,30 @@ def pose(view: View, target: Any, against: Any, see: See) -> tuple[View, ClassSp
         raise VitrailError(f"{first} cannot be opposed to {second}: both must be questions of one kind.")
     posed, indices = kind.pose(view, questions, see)
     return posed, indices[0], indices[1] if len(indices) > 1 else None
+
+
+def one_for_each(view: View, target: Any, count: int) -> list[Any] | None:
+    """Targets that need views of their own, one for each of ``count`` images; None if one view serves all.
+
+    A class of a detector is that of the surest box in each image.
+    """
+    several = isinstance(target, list | tuple | Tensor | np.ndarray)
+    targets = list(target) if several else [target] * count
+    if isinstance(view, Detector) and view.question is None:
+        targets = [_boxed(single) for single in targets]
+    elif not several or not any(isinstance(single, BeyondClass | Place | Contrast) for single in targets):
+        return None
+    if len(targets) != count:
+        raise VitrailError(f"there are {len(targets)} targets for {count} images: give one, or one per image.")
+    return targets
+
+
+def _boxed(target: Any) -> Any:
+    """A class of a detector as that of a box."""
+    if isinstance(target, Contrast):
+        return Contrast(_boxed(target.target), target.against)
+    target = target.name if isinstance(target, Class) else target
+    return target if isinstance(target, BeyondClass | Place) else Box(None, target)
 
 
 def read_groups(path: str | Path) -> dict[str, Group]:
@@ -267,7 +424,7 @@ def _matching(view: View, entry: int | str) -> list[int]:
 # A class by index or name, one per image, or None for the predicted one.
 ClassSpec = int | str | Sequence[int | str] | Tensor | None
 # The same, or any other target.
-TargetSpec = ClassSpec | Class | Text | Contrast | BeyondClass
+TargetSpec = ClassSpec | Class | Text | Contrast | BeyondClass | Place | Sequence[BeyondClass | Place | Contrast]
 
 
 @dataclass(frozen=True)

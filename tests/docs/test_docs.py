@@ -100,6 +100,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("files")
     with Image.open(PHOTO) as photo:
         photo.resize((photo.width // 2, photo.height // 2)).save(root / "photo.jpg")
+        mask = Image.new("L", (photo.width // 2, photo.height // 2))
+        mask.paste(255, (90, 60, 170, 180))
+        mask.save(root / "mask.png")
+    safetensors.torch.save_file({"weight": torch.randn(21, SMALL["embed_dim"])}, root / "head.safetensors")
     shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", root)
     (root / "photos").mkdir()
     for number in (1, 2):
@@ -186,11 +190,23 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
         module = families.build("hf_clip_text")
         return (module, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else module
 
+    def config(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {
+            "architectures": ["YolosForObjectDetection"] if "yolos" in source else ["ViTForImageClassification"]
+        }, {}
+
+    def detector(source: str, output_loading_info: bool, **_: Any) -> Any:
+        return families.yolos(dtype=torch.float32), {"missing_keys": [], "mismatched_keys": []}
+
     def processor(source: str, **_: Any) -> Any:
+        if "yolos" in source:
+            return transformers.YolosImageProcessor()
         if "clip" not in source:
             return transformers.ViTImageProcessor()
         return transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
 
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", config)
+    monkeypatch.setattr(transformers.AutoModelForObjectDetection, "from_pretrained", detector)
     monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", model)
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", zero_shot)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda source, **_: families.tokenizer())

@@ -129,7 +129,7 @@ def _readout(family: Family, module: nn.Module, version: int, images: Tensor) ->
         rho[:, 0] = 1
     elif pool == "pair":
         rho[:, :2] = 0.5
-    elif pool == "avg":
+    elif pool in ("avg", "patches"):
         rho[:, first_patch:] = mean
     elif pool == "token_avg":
         rho[:, 0], rho[:, first_patch:] = 0.5, 0.5 * mean

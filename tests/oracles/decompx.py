@@ -183,6 +183,8 @@ def _read_out(readout: Readout, stream: Stream, prefix: int) -> Stream:
         tokens = _norm(readout.norm, stream)
         first, second = (_linear(readout.heads[i], _rows(tokens, slice(i, i + 1))) for i in (0, 1))
         return _scale(0.5, _add(first, second))
+    if readout.pool == "patches":
+        return _mean(_linear(readout.heads[0], _rows(_norm(readout.norm, stream), slice(prefix, None))))
     pooled = _projected(readout, _pooled(readout, stream, prefix))
     return _linear(readout.heads[0], _norm(readout.unit, pooled))
 

@@ -162,6 +162,10 @@ def read_out_relprop(variant: str, head: Readout, x: Tensor, prefix: int, target
     if head.pool == "attention":
         raise NotImplementedError("an attention pool has no rule")
     patches = tokens[:, prefix:]
+    if head.pool == "patches":
+        R = mean_rule(head.heads[0](patches) / patches.shape[1], start)
+        R_tokens[:, prefix:] = linear_rule(variant, patches, head.heads[0].weight, R)
+        return R_tokens
     pooled = pooled_of(head, tokens, prefix)
     R = linear_rule(variant, head.unit(head.embedding(pooled)), head.heads[0].weight, start)
     if head.projection is not None:
@@ -359,6 +363,11 @@ def read_out_epsilon(head: Readout, x: Tensor, prefix: int, target: Tensor, eps:
     if head.pool == "pair":
         for i, affine in enumerate(head.heads):
             R_tokens[:, i] = epsilon_rule(affine, tokens[:, i], onehot * 0.5 * affine(tokens[:, i]), eps)
+        return norm_rule(head.norm, x, R_tokens)
+    if head.pool == "patches":
+        logits = head.heads[0](tokens[:, prefix:])
+        R = share(logits, logits.sum(dim=1, keepdim=True), (onehot * logits.mean(dim=1))[:, None])
+        R_tokens[:, prefix:] = epsilon_rule(head.heads[0], tokens[:, prefix:], R, eps)
         return norm_rule(head.norm, x, R_tokens)
     pooled, patches = pooled_of(head, tokens, prefix), tokens[:, prefix:]
     embedding, normed = head.embedding(pooled), head.pooled_norm(pooled)

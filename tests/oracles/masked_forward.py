@@ -44,6 +44,7 @@ def _pool(how: str, token: Tensor, kept: Tensor) -> Tensor:
     mean, largest = kept.mean(dim=1), kept.amax(dim=1)
     return {
         "avg": mean,
+        "patches": mean,  # as the head is affine
         "max": largest,
         "avgmax": 0.5 * (largest + mean),
         "token_avg": torch.cat([token, mean], dim=-1),

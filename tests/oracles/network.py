@@ -251,6 +251,8 @@ def read_out(readout: Readout, x: Tensor, prefix: int, rules: Rules, tape: Tape)
         logits = [linear(head, tokens[:, i], tape, "pooled") for i, head in enumerate(readout.heads)]
         return 0.5 * (logits[0] + logits[1])
     patches = tokens[:, prefix:]
+    if readout.pool == "patches":
+        return linear(readout.heads[0], patches, tape, "end").mean(dim=1)
     if readout.pool == "attention":
         pooled = attention_pool(readout.attention, patches, rules, tape)
     else:
@@ -265,7 +267,7 @@ def pool(kind: str, tokens: Tensor, patches: Tensor) -> Tensor:
     first, mean = tokens[:, 0], patches.mean(dim=1)
     winners = patches.argmax(dim=1, keepdim=True)  # (B, 1, d)
     largest = patches.gather(1, winners)[:, 0]
-    pooled = {"token": first, "avg": mean, "max": largest, "avgmax": 0.5 * (largest + mean)}
+    pooled = {"token": first, "avg": mean, "patches": mean, "max": largest, "avgmax": 0.5 * (largest + mean)}
     return torch.cat([first, mean], dim=-1) if kind == "token_avg" else pooled[kind]
 
 

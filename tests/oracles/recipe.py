@@ -108,7 +108,8 @@ class Readout:
     """
 
     norm: nn.Module
-    pool: str  # token, avg, max, avgmax, pair (two tokens, two heads), token_avg (concatenated), attention
+    # token, avg, max, avgmax, pair (two tokens, two heads), token_avg (concatenated), attention, patches (mean logits)
+    pool: str
     pooled_norm: nn.Module
     heads: list[Affine]
     attention: AttentionPool | None = None
@@ -372,7 +373,9 @@ def _huggingface_mlp(mlp: nn.Module) -> Mlp:
 def _huggingface_readout(family: Family, module: nn.Module, backbone: nn.Module) -> Readout:
     nothing, kind = nn.Identity(), type(module).__name__
     if family.pool is not None:
-        return Readout(backbone.norm, family.pool, nothing, [affine(family.wrap(module)["head"])])
+        return Readout(
+            _first(backbone, "norm", "layernorm"), family.pool, nothing, [affine(family.wrap(module)["head"])]
+        )
     if kind == "DeiTForImageClassificationWithTeacher":
         heads = [affine(module.cls_classifier), affine(module.distillation_classifier)]
         return Readout(backbone.layernorm, "pair", nothing, heads)

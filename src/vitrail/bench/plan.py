@@ -183,6 +183,7 @@ EXPECTED_MODEL = {"name": TEXT, "options": TABLE, "preprocessing": TABLE}
 EXPECTED_OPTIONS = {  # others go to the library that builds the model
     "checkpoint": TEXT,
     "head": TEXT,
+    "pool": TEXT,
     "labels": Expected("a file, or a list of names", lambda value: _is_text(value) or _is_list(value, _is_text)),
     "prompts": Expected("a list of texts, or a table of them", lambda value: isinstance(value, list | dict)),
     "pretrained": FLAG,

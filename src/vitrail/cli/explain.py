@@ -116,11 +116,13 @@ def explain(
     from vitrail.models.loading import load
 
     load_plugins(plugin or [])
-    view, question = other.posed(load(model, device=device, dtype=dtype, **load_options), Question(target, against))
+    loaded = load(model, device=device, dtype=dtype, **load_options)
+    view, question = other.posed(loaded, Question(target, against), [source.path for source in sources])
     run = Run(
         console=Console(stderr=as_json, highlight=False),
         method=_build(view, method, params),
         question=question,
+        place=other.place,
         top=top,
         steps=steps if score or curves else 0,
         curves=curves,
@@ -154,6 +156,7 @@ class Run:
     console: Console
     method: Method
     question: Question
+    place: str  # where a class is asked about, in the names of files
     top: int
     steps: int  # of insertion and deletion, by which maps are scored; 0 = they are not
     curves: bool
@@ -188,8 +191,12 @@ class Run:
         passes = forwards + 2 * backwards + 1 + COST * self.trust + 2 * (self.steps + 1) * len(self.metrics)
         count = len(paths) * self.top
         print_estimate(self.console, view, f"{count} × {info.name}", passes * count)
+        if len(paths) == 1:
+            print_boxes(self.console, view, paths[0])
         view.known_fingerprint = view.fingerprint()  # hashed once, not for every image
-        ending = f".{info.name}" + join_parts([params_part(self.method.given()), *self.question.parts(view)])
+        ending = f".{info.name}" + join_parts(
+            [params_part(self.method.given()), self.place, *self.question.parts(view)]
+        )
         try:
             for path, label, stem in zip(paths, labels, file_stems(paths, out, ending), strict=True):
                 self.explain_image(path, label, stem, alone=len(paths) == 1)
@@ -235,9 +242,16 @@ class Run:
 
     def _explanations(self, path: Path, label: int | None) -> Iterator[Explanation]:
         from vitrail.api import explain_each, see
+        from vitrail.methods.registry import build_method
+        from vitrail.models.detection import Detector
+        from vitrail.targets import Box
 
-        view, question = self.method.model, self.question
+        method, question = self.method, self.question
+        view = method.model
         picture = see(view, path)
+        if isinstance(view, Detector) and view.question is None:
+            view = Box(None, question.class_of(view, label)).posed(view, lambda: [picture])
+            method = build_method(method.info.name, view, **method.given())
         target: str | int | list[int] | None = question.target
         count, rival = 1, None
         if self.top > 1:
@@ -247,7 +261,7 @@ class Run:
             count = len(target)
         elif question.needs_prediction:
             target, rival = question.classes(view, label, ranked_classes(view, picture)[0])
-        return explain_each(self.method, [picture] * count, target, rival)
+        return explain_each(method, [picture] * count, target, rival)
 
     def _save(self, explanations: list[Explanation], stem: Path) -> Path:
         """Writes a picture and a JSON file per class, several classes also side by side, and the curves on request."""
@@ -319,6 +333,21 @@ def print_model(console: Console, view: View) -> None:
     if view.note:
         console.print(f"[dim]{escape(view.note)}[/]", soft_wrap=True)
     console.print(f"[dim]Preprocessing: {escape(view.preprocessing.describe())}.[/]", soft_wrap=True)
+
+
+def print_boxes(console: Console, view: View, path: Path) -> None:
+    """What a detector sees in an image: the boxes that are at least as sure as not, or the surest."""
+    from vitrail.api import see
+    from vitrail.models.detection import Detector
+
+    if not isinstance(view, Detector):
+        return
+    boxes = view.boxes(see(view, path).image)
+    table = Table("box", "name", "probability", "pixels", box=None, header_style="dim")
+    for detection in [detection for detection in boxes if detection.probability >= 0.5] or boxes[:1]:
+        corners = ", ".join(f"{edge:.0f}" for edge in detection.box)
+        table.add_row(str(detection.query), escape(detection.label), f"{detection.probability:.1%}", corners)
+    console.print(table)
 
 
 def print_estimate(console: Console, view: View, work: str, passes: float) -> None:

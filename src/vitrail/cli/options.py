@@ -52,7 +52,17 @@ def load_options(
     *,
     checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint file with the model's weights.")] = None,
     head: Annotated[
-        Path | None, typer.Option(help="File with weights that replace those of --checkpoint, e.g. a linear probe.")
+        Path | None,
+        typer.Option(
+            help="File with weights that replace those of --checkpoint, e.g. a linear probe; with --pool, a linear "
+            "head."
+        ),
+    ] = None,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            help="What the --head of a backbone reads: token, avg, map, pooler, or patches for a segmentation head."
+        ),
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="File with the class names, one per line.")] = None,
     num_classes: Annotated[int | None, typer.Option(help="Number of classes of the head.")] = None,

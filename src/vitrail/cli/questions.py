@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,6 +68,10 @@ class Question:
         option = f"--target, e.g. --target {LABEL}" if self.target in (None, PREDICTED) else "--against"
         raise ContrastError(f"the {source} and --against are both {name}: choose another class with {option}.")
 
+    def class_of(self, view: View, label: int | None) -> int | None:
+        """The class of ``target``; None = the predicted one."""
+        return None if self.target is None or self.target == PREDICTED else _class(view, self.target, label, -1)
+
     def rival(self, view: View, label: int | None, predicted: int) -> int | None:
         """The class of ``against`` for such an image."""
         return None if self.against is None else _class(view, self.against, label, predicted)
@@ -83,12 +88,25 @@ class OtherQuestion:
 
     target: Any = None
     against: Any = None
+    region: Path | None = None  # a mask
+    box: int | None = None
 
-    def posed(self, view: View, question: Question) -> tuple[View, Question]:
+    @property
+    def place(self) -> str:
+        """Where a class is asked about, in the names of files."""
+        return f"region-{self.region.stem}" if self.region else "" if self.box is None else f"box-{self.box}"
+
+    def posed(self, view: View, question: Question, paths: Sequence[Path]) -> tuple[View, Question]:
         """The view that answers, and the question about its classes; ``question``: that of the other options."""
         from vitrail.api import see
-        from vitrail.targets import pose
+        from vitrail.targets import Box, Region, pose
 
+        if self.region is not None and len(paths) > 1:
+            raise VitrailError(f"--region is the mask of a single image, but there are {len(paths)}: name one.")
+        if self.region is not None:
+            return Region(self.region).posed(view, lambda: [see(view, paths[0])]), question
+        if self.box is not None:
+            return Box(self.box).posed(view, list), question
         if self.target is None and self.against is None:
             return view.asked_about(question.texts), question
         if (self.target and question.target) or (self.against and question.against):
@@ -99,7 +117,7 @@ class OtherQuestion:
         target, against = self.target or question.target, self.against or question.against
         if any(isinstance(word, str) and word.startswith("@") for word in (target, against)):
             raise VitrailError(f"{LABEL} and {PREDICTED} are classes of single images: name the class instead.")
-        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels)
+        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels, list)
         return posed, Question(*(None if number is None else str(number) for number in (index, rival)))
 
 
@@ -122,21 +140,31 @@ def other_question(
     similar_to: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="Explain the similarity to another image, by the embeddings.")
     ] = None,
+    region: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MASK", help="Explain the class in a region: a picture of the image's size that is not black there."
+        ),
+    ] = None,
+    box: Annotated[
+        int | None, typer.Option(min=0, help="Explain the class of a box of a detector; default: the surest box.")
+    ] = None,
 ) -> OtherQuestion:
     """The options that ask for something else than a class."""
+    if sum(value is not None for value in (group or against_group, similar_to, region, box)) > 1:
+        raise VitrailError("--group, --similar-to, --region and --box ask different questions: use only one of them.")
     if group is None and against_group is None and similar_to is None:
         if groups is not None:
             raise VitrailError("--groups names groups, but none is explained: use --group NAME.")
-        return OtherQuestion()
+        return OtherQuestion(region=region, box=box)
 
     from vitrail.targets import Group, Similarity, read_groups
 
     if similar_to is not None:
-        if group is not None or against_group is not None:
-            raise VitrailError("--similar-to and --group ask different questions: use only one of them.")
         return OtherQuestion(Similarity(similar_to))
     named = {} if groups is None else read_groups(groups)
-    return OtherQuestion(*(None if text is None else named.get(text, Group(text)) for text in (group, against_group)))
+    target, against = (None if text is None else named.get(text, Group(text)) for text in (group, against_group))
+    return OtherQuestion(target, against)
 
 
 def word_part(view: View, word: str) -> str:

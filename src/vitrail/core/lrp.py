@@ -50,8 +50,8 @@ class AlphaBeta(Plain):
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         return _apply(_AddRelevance, x, branch.expand_as(x), self.conserving)
 
-    def mean(self, x: Tensor) -> Tensor:
-        return _apply(_MeanRelevance, x)
+    def mean(self, x: Tensor, shares: Tensor | None = None) -> Tensor:
+        return _apply(_MeanRelevance, x, super().mean(x, shares).detach(), shares)
 
     def embed(self, pixels: Tensor, linear: Linear) -> Tensor:
         return _apply(_BoundedLinearRelevance, pixels, linear)
@@ -194,14 +194,14 @@ class _MeanRelevance(torch.autograd.Function):
     """Each token its share of the sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.mean(1)
+    def forward(ctx: Any, x: Tensor, mean: Tensor, shares: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x if shares is None else x * shares[..., None])
+        return mean.view_as(mean)
 
     @staticmethod
-    def backward(ctx: Any, relevance: Tensor) -> tuple[Tensor]:
-        (x,) = ctx.saved_tensors
-        return (x * over(relevance, x.sum(1))[:, None],)
+    def backward(ctx: Any, relevance: Tensor) -> tuple[Tensor, None, None]:
+        (parts,) = ctx.saved_tensors
+        return parts * over(relevance, parts.sum(1))[:, None], None, None
 
 
 class _Damped(torch.autograd.Function):

@@ -24,7 +24,7 @@ class Recorder(Protocol):
         """An intermediate tensor was computed."""
 
     def bias(self, out: Tensor, bias: Tensor | None, layer: int) -> Tensor:
-        """``out`` is the output of an operation that added ``bias``."""
+        """``out`` is the output of an operation that added ``bias``, (d,) or one for each token."""
 
     def wants(self, name: str, layer: int) -> bool:
         """Whether an expensive tensor (an attention map) should be computed."""
@@ -110,8 +110,11 @@ class Walk:
         x = self.recorder.see("mid", layer, self.rule.add(x, branch))
         branch = self.mlp(target if block.parallel else self.norm(x, block.norm2, layer), block.mlp, layer)
         branch = self.scale(self.norm(branch, block.post2, layer), block.scale2)
-        branch = self.recorder.see("mlp_out", layer, branch)
-        return self.rule.add(x, branch)
+        x = self.rule.add(x, self.recorder.see("mlp_out", layer, branch))
+        if block.positions is None:
+            return x
+        positions = self.present(block.positions)
+        return self.recorder.bias(self.rule.add(x, positions), positions, layer)
 
     def attention(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Tensor:
         """Queries from ``target`` (B, m, d), keys and values from ``source`` (B, n, d)."""
@@ -158,14 +161,33 @@ class Walk:
             half = first.new_tensor(0.5)
             logits = self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
             return logits if head.answer is None else head.answer(x, x[:, :2].mean(1), logits)[:, None]
-        pooled = self.norm(self.pool(x, head, layer), head.pooled_norm, layer)
-        if head.dense is not None:
-            pooled = self.linear(pooled, head.dense, layer)
-            pooled = pooled if head.activation is None else self.rule.activate(pooled, head.activation)
-        # embeddings of other images are in single precision, whatever that of the model is
-        pooled = self.norm(pooled.to(head.linears[0].weight.dtype), head.unit, layer)
-        logits = self.linear(pooled, head.linears[0], layer)
+        if head.pool == "patches":
+            shares = self.shares(x[:, self.prefix :], head.weights)
+            self.recorder.see("readout", layer, F.pad(shares, (self.prefix, 0)))
+            vectors = self.features(x[:, self.prefix :], head, layer)
+            pooled = self.rule.mean(vectors, shares)
+            logits = self.rule.mean(self.linear(vectors, head.linears[0], layer), shares)
+        else:
+            pooled = self.features(self.pool(x, head, layer), head, layer)
+            logits = self.linear(pooled, head.linears[0], layer)
         return logits if head.answer is None else head.answer(x, pooled, logits)[:, None]
+
+    def features(self, pooled: Tensor, head: Head, layer: int) -> Tensor:
+        """What the last linear layer of the head reads, (…, d) → (…, D)."""
+        pooled = self.norm(pooled, head.pooled_norm, layer)
+        for dense in head.dense:
+            pooled = self.linear(pooled, dense.linear, layer)
+            pooled = pooled if dense.activation is None else self.rule.activate(pooled, dense.activation)
+        # embeddings of other images are in single precision, whatever that of the model is
+        return self.norm(pooled.to(head.linears[0].weight.dtype), head.unit, layer)
+
+    def shares(self, patches: Tensor, weights: Tensor | None) -> Tensor:
+        """(B, N): the shares of the patches in the mean that the head makes of their logits."""
+        shares = torch.ones_like(patches[..., 0]) if weights is None else weights.expand(len(patches), -1)
+        if weights is not None and self.keep is not None:
+            shares = shares.gather(1, self.keep)
+        total = shares.sum(1, keepdim=True)
+        return shares / total.where(total > 0, 1)
 
     def pool(self, x: Tensor, head: Head, layer: int) -> Tensor:
         """(B, n, d) → (B, d), or (B, 2d) for ``token_and_mean``."""
@@ -191,9 +213,21 @@ class Walk:
             case "attention":
                 assert head.attention_pool is not None
                 return self.attention_pool(patches, head.attention_pool, layer)
+            case _ if head.choices > 1:
+                chosen = self.surest(x, head, layer)
+                self.recorder.see("readout", layer, F.one_hot(chosen, x.shape[1]).to(x.dtype))
+                return x[torch.arange(len(x), device=x.device), chosen]
             case _:
                 self.recorder.see("readout", layer, _only(x, head.token))
                 return x[:, head.token]
+
+    @torch.no_grad()
+    def surest(self, x: Tensor, head: Head, layer: int) -> Tensor:
+        """(B,): the number of the token among the head's choices that is the surest of any class but the last."""
+        walk = Walk(self.parts)
+        vectors = walk.features(x[:, head.token : head.token + head.choices], head, layer)
+        logits = walk.linear(vectors, head.linears[0], layer)
+        return head.token + logits.softmax(-1)[..., :-1].amax(-1).argmax(1)
 
     def attention_pool(self, patches: Tensor, pool: AttentionPool, layer: int) -> Tensor:
         query = pool.query.expand(patches.shape[0], -1, -1)
@@ -231,9 +265,18 @@ class Walk:
             return None
         if self.keep is None:
             return bias[None, :, :queries].to(dtype)
-        present = F.pad(self.keep + self.prefix, (self.prefix, 0))
-        present[:, : self.prefix] = torch.arange(self.prefix, device=present.device)
-        return bias[:, present[:, :queries, None], present[:, None, :]].transpose(0, 1).to(dtype)
+        numbers = self.numbers(self.keep)
+        return bias[:, numbers[:, :queries, None], numbers[:, None, :]].transpose(0, 1).to(dtype)
+
+    def present(self, table: Tensor) -> Tensor:
+        """The rows (n, d) of all tokens → those of the tokens present, (n, d) or (B, m, d)."""
+        return table if self.keep is None else table[self.numbers(self.keep)]
+
+    def numbers(self, keep: Tensor) -> Tensor:
+        """(B, m): which tokens the prefix tokens and the patches ``keep`` (B, k) are."""
+        numbers = F.pad(keep + self.prefix, (self.prefix, 0))
+        numbers[:, : self.prefix] = torch.arange(self.prefix, device=keep.device)
+        return numbers
 
 
 def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:

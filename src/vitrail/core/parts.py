@@ -80,7 +80,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Residual block: ``x + s1·post1(attention(norm1 x))``, then ``x + s2·post2(mlp(norm2 x))``.
+    """Residual block: ``x + s1·post1(attention(norm1 x))``, ``x + s2·post2(mlp(norm2 x))``, ``x + positions``.
 
     A pre-norm block has ``norm1`` and ``norm2``, a post-norm block ``post1`` and ``post2``. In a ``parallel`` block the
     MLP reads what attention reads, ``norm1 x``.
@@ -95,6 +95,7 @@ class Block:
     post1: Norm | None = None
     post2: Norm | None = None
     parallel: bool = False
+    positions: Tensor | None = None  # (P + N, d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +137,30 @@ class AttentionPool:
     mlp: Mlp | None
 
 
-PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "attention"]
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear layer and the activation after it, if there is one."""
+
+    linear: Linear
+    activation: Activation | None = None
+
+
+PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "attention", "patches"]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """From the last block to the logits: final norm, pooling, norm of the pooled vector, linear head(s).
 
-    ``token`` is the number of the token that a head with ``pool="token"`` reads.
-    ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``dense`` and
-    its ``activation`` stand before the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``,
-    CLIP's projection, which has no activation), and after them the ``unit`` norm of embeddings that texts or other
-    images are compared with. ``answer`` replaces the logits by a function of all that the head has seen: the tokens
-    (B, n, d) after the norm, the pooled vectors (B, D) and the logits (B, C) → (B,).
+    ``token`` is the number of the token that a head with ``pool="token"`` reads. Where there are several ``choices``,
+    it is the first of them, and the head reads the one that is the surest of any class but the last, "no object".
+    ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``patches`` reads
+    every patch and averages the logits, evenly or by ``weights`` (N,); of patches that are present, these alone count,
+    and where all of these have weight 0, so that nothing is known, the logits are 0. The layers ``dense`` stand before
+    the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``, CLIP's projection, which has no
+    activation), and after them the ``unit`` norm of embeddings that texts or other images are compared with. ``answer``
+    replaces the logits by a function of all that the head has seen: the tokens (B, n, d) after the norm, the pooled
+    vectors (B, D) and the logits (B, C) → (B,).
     """
 
     norm: Norm | None
@@ -157,16 +169,17 @@ class Head:
     pooled_norm: Norm | None = None
     include_prefix: bool = False
     attention_pool: AttentionPool | None = None
-    dense: Linear | None = None
-    activation: Activation | None = "tanh"
+    dense: tuple[Dense, ...] = ()
     unit: Norm | None = None
     token: int = 0
+    choices: int = 1
+    weights: Tensor | None = None
     answer: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     @property
     def reads(self) -> int | None:
         """Number of leading tokens that it reads; None = it needs the patches as well."""
-        return None if self.answer is not None else {"token": self.token + 1, "pair": 2}.get(self.pool)
+        return None if self.answer is not None else {"token": self.token + self.choices, "pair": 2}.get(self.pool)
 
 
 @dataclass(frozen=True, slots=True)

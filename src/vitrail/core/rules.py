@@ -63,9 +63,9 @@ class Plain:
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         return x + branch
 
-    def mean(self, x: Tensor) -> Tensor:
-        """(B, n, d) → (B, d)"""
-        return x.mean(1)
+    def mean(self, x: Tensor, shares: Tensor | None = None) -> Tensor:
+        """(B, n, d) → (B, d), evenly or with ``shares`` (B, n)"""
+        return x.mean(1) if shares is None else (shares[:, None] @ x)[:, 0]
 
     def embed(self, pixels: Tensor, linear: Linear) -> Tensor:
         """The patch convolution, on patches (B, N, pixels)."""

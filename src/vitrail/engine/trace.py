@@ -302,4 +302,5 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
-        return grad, None, (grad @ ctx.bias.to(grad.dtype)).to(ctx.dtype)
+        bias = ctx.bias.to(grad.dtype)
+        return grad, None, (grad @ bias if bias.ndim == 1 else (grad * bias).sum(-1)).to(ctx.dtype)

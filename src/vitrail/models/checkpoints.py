@@ -53,6 +53,24 @@ def head_of(names: Iterable[str]) -> dict[tuple[str, str], str]:
     return layer if len(layer) == len(matches) else {}
 
 
+def linear_head(path: str | Path) -> nn.Linear:
+    """The linear layer, or the convolution of single patches, that a file holds the weights of."""
+    state = read_state(path)
+    kinds = {name.rpartition(".")[2]: value for name, value in state.items()}
+    weight, bias = kinds.get("weight"), kinds.get("bias")
+    if weight is not None and weight.ndim == 4 and weight.shape[2:] == (1, 1):
+        weight = weight.flatten(1)
+    if len(state) != len(kinds) or not kinds.keys() <= {"weight", "bias"} or weight is None or weight.ndim != 2:
+        shapes = [f"{name} {tuple(value.shape)}" for name, value in state.items()]
+        raise VitrailError(
+            f"{path} does not hold a linear head, weight (classes, width) and bias, but {_some(shapes)}: build the "
+            "head with torch and give it to vitrail.wrap(backbone, head=…, pool=…)."
+        )
+    head = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=bias is not None)
+    load_state(head, {"weight": weight} | ({} if bias is None else {"bias": bias}), str(path))
+    return head.requires_grad_(False)
+
+
 def load_state(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
     """Copies every tensor into the module, or lists what does not match and changes nothing."""
     expected, loaded = module.state_dict(), head_of(state)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core import parts
+from vitrail.errors import VitrailError
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.translation import (
     activation,
@@ -18,6 +19,7 @@ from vitrail.models.translation import (
     fused_qkv,
     gamma,
     linear,
+    mean_of_patches,
     needed_norm,
     no_pool,
     norm,
@@ -49,7 +51,39 @@ BACKBONES = (
     "DINOv3ViTModel",
 )
 NETWORKS = (*CLASSIFIERS, *BACKBONES)
+DETECTOR = "YolosForObjectDetection"  # of models/detection.py
 HIERARCHICAL = ("SwinForImageClassification", "Swinv2ForImageClassification")
+
+
+# End of the name of a class → why it cannot be seen into, and what can.
+REFUSED = {
+    "ObjectDetection": (
+        "its boxes come from a decoder, not from tokens of a plain Vision Transformer as those of "
+        "YolosForObjectDetection",
+        "the logits of one box",
+    ),
+    "Segmentation": (
+        "it merges patches or decodes them together, so that no output is that of a patch; a plain backbone with a "
+        'head on its patches is seen into, vitrail.wrap(backbone, head=…, pool="patches")',
+        "the mean logits of a region",
+    ),
+}
+
+
+def check_kind(module: nn.Module) -> None:
+    """Refuses detectors and segmenters of Hugging Face that are not plain Vision Transformers."""
+    if is_huggingface(module):
+        check_class(type(module).__name__)
+
+
+def check_class(name: str) -> None:
+    """Refuses such classes by name."""
+    for task, (why, outputs) in REFUSED.items():
+        if name.endswith(task) and name != DETECTOR:
+            raise VitrailError(
+                f"{name} is not supported: {why}. To explain it by mask methods, wrap a module of your own that "
+                f"returns {outputs}, (B, classes)."
+            )
 
 
 def is_huggingface(module: nn.Module) -> bool:
@@ -92,6 +126,8 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
             return head(out.last_hidden_state[:, 0])
         case "avg":
             return head(out.last_hidden_state[:, _count_prefix(backbone) :].mean(1))
+        case "patches":
+            return mean_of_patches(head, out.last_hidden_state[:, _count_prefix(backbone) :])
         case _:
             return head(out.pooler_output)
 
@@ -262,6 +298,8 @@ def _probe(backbone: Any, head: nn.Module, pool: str | None) -> parts.Head:
             return classifier(head, final, "token")
         case "avg":
             return classifier(head, final, "mean")
+        case "patches":
+            return classifier(head, final, "patches")
         case "map" if not isinstance(getattr(backbone, "head", None), nn.Module):
             raise no_pool(backbone, pool)
         case _:
@@ -284,10 +322,8 @@ def _pooler(backbone: Any, head: nn.Module) -> parts.Head:
         return classifier(
             head, final, "token" if pooler.layernorm is None else "mean", pooled_norm=norm(pooler.layernorm)
         )
-    probe = classifier(head, final, "token")
-    if probe.dense is not None:
-        raise refuse(head, "after a pooler only a single linear layer is supported")
-    return replace(probe, dense=linear(pooler.dense), activation=activation(pooler.activation))
+    probe, pooling = classifier(head, final, "token"), parts.Dense(linear(pooler.dense), activation(pooler.activation))
+    return replace(probe, dense=(pooling, *probe.dense))
 
 
 def _attention_pool(pool: Any) -> parts.AttentionPool:

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from vitrail.errors import VitrailError
-from vitrail.models import embedded, zero_shot
-from vitrail.models.checkpoints import head_of, load_state, read_state
+from vitrail.models import embedded, huggingface, zero_shot
+from vitrail.models.checkpoints import head_of, linear_head, load_state, read_state
 from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import Output, View
@@ -38,6 +38,7 @@ def load(
     *,
     checkpoint: str | Path | None = None,
     head: str | Path | None = None,
+    pool: str | None = None,
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
     pretrained: bool | None = None,
     num_classes: int | None = None,
@@ -61,7 +62,9 @@ def load(
         name: a timm name (its tag allowed), ``hf:ORG/NAME`` or ``hf:./folder`` (Hugging Face), ``torchvision:NAME``, or
             an embedded model; None = the embedded default.
         checkpoint: a file with the weights (safetensors or torch).
-        head: a file with weights that replace those of ``checkpoint``: those of a linear probe, for example.
+        head: a file with weights that replace those of ``checkpoint``: those of a linear probe, for example. With
+            ``pool``: a file with the weights of a linear head for a backbone.
+        pool: with ``head``: what the head reads, as in ``wrap``; "patches" for a segmentation head.
         labels: class names, or a file of them.
         pretrained: fetch weights; by default yes, unless ``checkpoint`` is given.
         num_classes: size of the head, where ``checkpoint`` does not determine it.
@@ -93,6 +96,7 @@ def load(
         name=name or "",
         checkpoint=checkpoint,
         head=head,
+        pool=pool,
         pretrained=pretrained,
         num_classes=num_classes,
         img_size=img_size,
@@ -137,6 +141,7 @@ class LoadRequest:
     name: str
     checkpoint: str | Path | None
     head: str | Path | None
+    pool: str | None
     pretrained: bool | None
     num_classes: int | None
     img_size: int | tuple[int, int] | None
@@ -148,6 +153,10 @@ class LoadRequest:
     def view(self, module: nn.Module, **options: Any) -> View:
         """The module as a view; on the meta device there is nothing to run."""
         make = outline if self.device.type == "meta" else wrap
+        if self.pool is not None:
+            if self.head is None:
+                raise VitrailError("pool= says what a head reads: give head=, the file with its weights.")
+            options |= {"head": linear_head(self.head), "pool": self.pool}
         return make(module, name=self.name, **options, **self.view_args)
 
     @property
@@ -157,15 +166,23 @@ class LoadRequest:
 
     def state(self) -> dict[str, torch.Tensor] | None:
         if self.checkpoint is None:
-            if self.head is not None:
-                raise VitrailError("head= replaces weights of a checkpoint: give checkpoint= too.")
+            if self.head is not None and self.pool is None:
+                raise VitrailError(
+                    "head= replaces weights of a checkpoint: give checkpoint= too, or pool=, what a head of a backbone "
+                    "reads."
+                )
             return None
-        return read_state(self.checkpoint) | ({} if self.head is None else read_state(self.head))
+        replaced = {} if self.head is None or self.pool is not None else read_state(self.head)
+        return read_state(self.checkpoint) | replaced
 
     def classes(self, state: Mapping[str, torch.Tensor] | None) -> int | None:
-        """The size of the head: as given, or as the checkpoint has it; None = the library's default."""
+        """The size of the head: as given, or as the checkpoint has it; None = the library's default; 0 = no head."""
         if self.num_classes is not None and self.num_classes < 1:
             raise VitrailError(f"num_classes must be at least 1 to explain a class, but got {self.num_classes}.")
+        if self.pool is not None:
+            if self.num_classes is not None:
+                raise VitrailError("num_classes= contradicts head= and pool=: the head has its own number of classes.")
+            return 0
         return _classes_in(state) if self.num_classes is None and state is not None else self.num_classes
 
     def spec(self) -> dict[str, Any]:
@@ -179,6 +196,7 @@ class LoadRequest:
             "name": self._absolute_name() or None,
             "checkpoint": None if self.checkpoint is None else str(Path(self.checkpoint).resolve()),
             "head": None if self.head is None else str(Path(self.head).resolve()),
+            "pool": self.pool,
             "pretrained": self.pretrained,
             "num_classes": self.num_classes,
             "img_size": self.img_size,
@@ -272,7 +290,7 @@ def _load_torchvision(request: LoadRequest) -> View:
         close = difflib.get_close_matches(short, models.list_models(include=["*vit*", "*swin*"]), n=4)
         raise VitrailError(f"torchvision has no model {short!r}. Did you mean {', '.join(close) or 'vit_b_16'}?")
     num_classes = request.classes(state)
-    arguments = {**request.model_args, **({} if num_classes is None else {"num_classes": num_classes})}
+    arguments = {**request.model_args, **({"num_classes": num_classes} if num_classes else {})}
     is_vit = short.startswith("vit")
     if request.img_size is not None and is_vit:
         arguments["image_size"] = request.img_size
@@ -297,7 +315,7 @@ def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: 
         return
     config = getattr(module, "pretrained_cfg", None) or {}
     trained, num_classes = config.get("num_classes"), getattr(module, "num_classes", None)
-    if trained is not None and trained != num_classes:
+    if trained is not None and trained != num_classes and request.pool is None:
         warnings.warn(
             f"{request.name} has a random head: {num_classes} classes, its weights have {trained}.", stacklevel=5
         )
@@ -305,10 +323,11 @@ def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: 
 
 def _load_huggingface(request: LoadRequest) -> View:
     try:
-        from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, AutoTokenizer
+        from transformers import AutoImageProcessor, AutoTokenizer
     except ImportError:
         raise VitrailError('Hugging Face models need an extra: pip install "vitrail[hf]".') from None
-    if request.checkpoint is not None or request.head is not None or request.pretrained is False:
+    has_head = request.head is not None and request.pool is None
+    if request.checkpoint is not None or has_head or request.pretrained is False:
         raise VitrailError("hf: models carry their own weights; give the folder (hf:./folder), not checkpoint=.")
     name = request.name
     source = _huggingface_source(name.removeprefix("hf:"))
@@ -318,7 +337,7 @@ def _load_huggingface(request: LoadRequest) -> View:
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None
-    loader = AutoModel if reads_texts else AutoModelForImageClassification
+    loader = _huggingface_loader(request, source, is_local)
     with _quiet_transformers(local=is_local):
         module, info = _fetch(
             name,
@@ -328,7 +347,7 @@ def _load_huggingface(request: LoadRequest) -> View:
     if reads_texts:
         prompts_of(module, request.view_args["prompts"])
         module.to(torch.promote_types(request.dtype, torch.float32))  # embeddings of texts are not rounded to half
-    _check_complete(name, module, info)
+    _check_complete(name, module, info, request.pool)
     processor = None
     if not is_local or _has_any(source, PROCESSOR_FILES):
         read = AutoImageProcessor.from_pretrained
@@ -342,14 +361,29 @@ def _load_huggingface(request: LoadRequest) -> View:
     return request.view(module, processor=processor, tokenizer=tokenizer, img_size=request.img_size)
 
 
+def _huggingface_loader(request: LoadRequest, source: str, is_local: bool) -> Any:
+    """The class that loads a model: its backbone, a model of two towers, a detector or a classifier."""
+    import transformers
+
+    if request.pool is not None or request.view_args["prompts"] is not None:
+        return transformers.AutoModel
+    config, _ = _fetch(request.name, lambda: transformers.PreTrainedConfig.get_config_dict(source), not is_local)
+    kind = str((config.get("architectures") or [""])[0])
+    huggingface.check_class(kind)
+    is_detector = kind == huggingface.DETECTOR
+    return transformers.AutoModelForObjectDetection if is_detector else transformers.AutoModelForImageClassification
+
+
 def _has_any(folder: str, files: Sequence[str]) -> bool:
     return any((Path(folder) / file).is_file() for file in files)
 
 
-def _check_complete(name: str, module: nn.Module, info: Mapping[str, Any]) -> None:
-    """Every weight of the model must come from its files."""
+def _check_complete(name: str, module: nn.Module, info: Mapping[str, Any], pool: str | None) -> None:
+    """Every weight of the model must come from its files, but for those of a pooler that is not used."""
     kind = type(module).__name__
     lost = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
+    if pool not in (None, "pooler", "map"):
+        lost = [key for key in lost if not key.startswith(("pooler.", "head."))]
     if lost:
         if kind in ("CLIPForImageClassification", "SiglipForImageClassification"):
             raise VitrailError(
@@ -359,7 +393,7 @@ def _check_complete(name: str, module: nn.Module, info: Mapping[str, Any]) -> No
             raise VitrailError(f"{name} has no weights for {', '.join(lost[:6])}: both towers are needed.")
         raise VitrailError(
             f"{name} has no weights for {', '.join(lost[:6])}: it is a backbone without a classifier. Load it with "
-            f'transformers and use vitrail.wrap(backbone, head=…, pool="token"|"avg"|"pooler").'
+            f'transformers and use vitrail.wrap(backbone, head=…, pool="token"|"avg"|"pooler"|"patches").'
         )
 
 

@@ -140,6 +140,24 @@ class Preprocess:
         )
 
     @classmethod
+    def from_detector(cls, processor: Any, image_size: tuple[int, int]) -> "Preprocess":
+        """Reads the image processor of a Hugging Face detector, which keeps the shape of an image whatever its size.
+
+        Inputs have one size here: the image is scaled to fit into ``image_size`` (height, width), and the rest padded.
+        """
+        config: dict[str, Any] = processor.to_dict()
+        mean, std = _huggingface_colours(config)
+        exact, resample = _pair(config.get("size")), config.get("resample")
+        return cls(
+            size=exact or image_size,
+            mean=mean,
+            std=std,
+            interpolation=cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
+            fit="squash" if exact else "border",
+            arithmetic=_huggingface_arithmetic(processor),
+        )
+
+    @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
         """Rebuilds from `to_dict`, also after a round trip through JSON."""
         names = {field.name for field in fields(cls)}

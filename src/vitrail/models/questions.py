@@ -1,21 +1,25 @@
-"""Views of the same model that answer another question than its head: groups of classes, similarity, any function.
+"""Views of the same model that answer another question than its head: groups of classes, similarity, regions, boxes,
+any function.
 
 A question is made of values that JSON can hold, so that a stored explanation can ask it again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture, Head, Linear, Norm, converted
 from vitrail.errors import VitrailError
+from vitrail.models.detection import Detector
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
 
@@ -32,6 +36,10 @@ def ask(view: View, question: Mapping[str, Any]) -> View:
             return grouped(view, groups)
         case {"kind": "similarity", "embeddings": embeddings, "measure": measure}:
             return compared(view, embeddings, measure)
+        case {"kind": "region", "weights": weights}:
+            return within(view, weights)
+        case {"kind": "box", "query": query}:
+            return of_box(view, query)
         case {"kind": "function", "name": name}:
             raise VitrailError(f"the function {name!r} was explained, which is not stored: give its view as model=.")
     raise VitrailError(f"unknown question {question.get('kind')!r}: the file is of another version of vitrail.")
@@ -68,6 +76,48 @@ def compared(view: View, embeddings: Mapping[str, Sequence[float]], measure: Mea
     return _with_head(view, head, question, [f"similarity to {name}" for name in embeddings])
 
 
+def within(view: View, weights: Sequence[float]) -> ViT:
+    """A view whose logits are those of a region, a mean over the patches by their ``weights``."""
+    if not isinstance(view, ViT) or view.architecture().head.pool != "patches":
+        raise VitrailError(
+            f"{view.name} has no output per patch, so that there are no regions to ask about: wrap a backbone with its "
+            'segmentation head, vitrail.wrap(backbone, head=nn.Linear(…), pool="patches").'
+        )
+    if len(weights) != math.prod(view.grid):
+        raise VitrailError(f"the region is one of {len(weights)} patches, but {view.name} has {math.prod(view.grid)}.")
+    head = partial(_region_head, weights=torch.tensor(list(weights), dtype=torch.float64))
+    asked = replace(view, describe=partial(_described, view.describe, head))
+    return asked.asking({"kind": "region", "weights": list(weights)}, view.labels)
+
+
+def of_box(view: View, query: int) -> Detector:
+    """A view of the class of a box."""
+    return as_detector(view).of_box(query)
+
+
+def as_detector(view: View) -> Detector:
+    """The view, or an error if it is not one of a detector."""
+    if not isinstance(view, Detector):
+        raise VitrailError(f"{view.name} detects no boxes: load a YOLOS, YolosForObjectDetection of Hugging Face.")
+    return view
+
+
+def patch_weights(mask: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The weights (N,) of the patches in a mean over pixels, ``mask`` (H, W): the adjoint of bilinear interpolation.
+
+    The mean of an interpolated map over the pixels is the sum of the map's values, each times its weight.
+    """
+    rows, columns = (_interpolation(edge, cells) for edge, cells in zip(mask.shape, grid, strict=True))
+    pixels = mask.cpu().double()
+    return (rows.T @ pixels @ columns / pixels.sum()).flatten()
+
+
+def _interpolation(pixels: int, cells: int) -> Tensor:
+    """(pixels, cells): how linear interpolation makes the values of pixels from those of cells."""
+    basis = torch.eye(cells, dtype=torch.float64, device="cpu")[None]
+    return F.interpolate(basis, size=pixels, mode="linear", align_corners=False)[0].T
+
+
 def answering(view: View, answer: Answer, name: str) -> View:
     """A view whose output is any function of what the network computes."""
     question = {"kind": "function", "name": name}
@@ -91,6 +141,7 @@ def _described(describe: Callable[[], Architecture], change: Callable[[Head], He
 
 
 def _embedding_head(head: Head, measure: Measure, token: int | None) -> Head:
+    head = _pooled(head)
     if token is not None:
         if head.pool not in ("token", "mean"):
             raise VitrailError(f"its head pools by {head.pool!r}, so that a patch has no embedding: leave patch= out.")
@@ -99,17 +150,30 @@ def _embedding_head(head: Head, measure: Measure, token: int | None) -> Head:
     return _comparing_head(head, torch.eye(like.shape[1], device=like.device, dtype=like.dtype), measure)
 
 
+def _pooled(head: Head) -> Head:
+    """A head that reads every patch as one that reads their mean, which is the embedding of an image."""
+    if head.pool != "patches":
+        return head
+    first = head.dense[0].linear if head.dense else head.linears[0]
+    return replace(head, pool="mean", dense=(), linears=(first,))
+
+
 def _comparing_head(head: Head, weights: Tensor, measure: Measure) -> Head:
     if head.pool == "pair":
         raise VitrailError(
             "a distilled model reads two tokens with two heads and has no single embedding: use a model with one head."
         )
+    head = _pooled(head)
     like = head.linears[0].weight
     # a copy: embeddings of images are no weights of the model, which may be drawn anew, and are not rounded to half
     weights = weights.to(like.device, torch.promote_types(like.dtype, torch.float32), copy=True)
     width = weights.shape[1]
     unit = Norm(width, 0.0, weights.new_full((width,), width**-0.5), rms=True)  # x / |x|
     return replace(head, linears=(Linear(weights, None),), unit=unit if measure == "cosine" else None)
+
+
+def _region_head(head: Head, weights: Tensor) -> Head:
+    return replace(head, weights=weights.to(head.linears[0].weight))
 
 
 def _checked(answer: Answer, name: str, tokens: Any, pooled: Any, logits: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from vitrail.models.translation import (
     fused_qkv,
     gamma,
     linear,
+    mean_of_patches,
     needed_norm,
     no_pool,
     norm,
@@ -36,7 +37,7 @@ POST_NORM = {"ResPostBlock", "ResPostRelPosBlock", "EvaBlockPostNorm"}
 ATTENTIONS = {"Attention", "AttentionRope", "EvaAttention", "RelPosAttention"}
 HIERARCHICAL = ("SwinTransformer", "SwinTransformerV2")
 POOLS: dict[str, parts.PoolKind] = {
-    "token": "token", "avg": "mean", "max": "max", "avgmax": "avgmax", "map": "attention"
+    "token": "token", "avg": "mean", "max": "max", "avgmax": "avgmax", "map": "attention", "patches": "patches"
 }  # fmt: skip
 
 
@@ -72,6 +73,8 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
             pooled = tokens[:, 0]
         case "avg":
             pooled = tokens[:, start:].mean(1)
+        case "patches":
+            return mean_of_patches(head, tokens[:, start:])
         case _:
             pooled = module.attn_pool(tokens[:, start:])
     return head(module.fc_norm(pooled))
@@ -348,7 +351,7 @@ def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:
         head,
         norm(module.norm),
         POOLS[pool],
-        pooled_norm=norm(module.fc_norm),
+        pooled_norm=None if pool == "patches" else norm(module.fc_norm),
         include_prefix=_includes_prefix(module, pool),
         attention_pool=_attention_pool(module.attn_pool) if pool == "map" else None,
     )

@@ -14,6 +14,7 @@ from vitrail.models.translation import (
     fused_qkv,
     is_dropout,
     linear,
+    mean_of_patches,
     needed_norm,
     no_pool,
     norm,
@@ -25,7 +26,7 @@ from vitrail.models.translation import (
 
 NETWORKS = ("VisionTransformer",)
 HIERARCHICAL = ("SwinTransformer",)
-POOLS: dict[str, parts.PoolKind] = {"token": "token", "avg": "mean"}
+POOLS: dict[str, parts.PoolKind] = {"token": "token", "avg": "mean", "patches": "patches"}
 
 
 def is_torchvision(module: nn.Module) -> bool:
@@ -62,6 +63,8 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
     tokens: list[Tensor] = []
     module.encoder.register_forward_hook(lambda _, __, out: tokens.append(out))
     module(images)
+    if pool == "patches":
+        return mean_of_patches(head, tokens[0][:, 1:])
     return head(tokens[0][:, 0] if pool == "token" else tokens[0][:, 1:].mean(1))
 
 

@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError
 
 SUPPORTED = (
     "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; "
-    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin "
+    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3, YOLOS and Swin; timm Swin "
     "(features only)"
 )
 
@@ -49,7 +49,7 @@ def refuse(thing: Any, why: str) -> VitrailError:
     """The error for a module that cannot be expressed in canonical parts; it names the class."""
     return VitrailError(
         f"{class_name(thing)} is not supported: {why}. Supported: {SUPPORTED}. A backbone without a head: "
-        f'vitrail.wrap(backbone, head=nn.Linear(…), pool="token"|"avg"|"map"|"pooler"). By its logits alone: '
+        f'vitrail.wrap(backbone, head=nn.Linear(…), pool="token"|"avg"|"map"|"pooler"|"patches"). By its logits alone: '
         f"vitrail.wrap(module, black_box=True)."
     )
 
@@ -182,17 +182,35 @@ def patch_convolution(module: nn.Module) -> parts.Linear:
 
 
 def classifier(module: nn.Module, norm: parts.Norm | None, pool: parts.PoolKind, **options: Any) -> parts.Head:
-    """The head whose last part is one linear layer, or two with an activation between them; dropout is left out."""
+    """The head whose last part is one linear layer, or several with activations between them; dropout is left out."""
     module = _saved(module)
     children = list(module) if type(module) is nn.Sequential else [module]
     layers = [child for child in children if not is_dropout(child)]
     if not layers:
         raise refuse(module, "it is not a classification head")
-    if len(layers) == 3:
-        options |= {"dense": linear(layers[0]), "activation": activation(layers[1])}
-    elif len(layers) != 1:
-        raise refuse(module, "a head must be a linear layer, or two with an activation between them")
-    return parts.Head(norm, pool, (linear(layers[-1]),), **options)
+    if len(layers) % 2 == 0:
+        raise refuse(module, "a head must be a linear layer, or several with an activation between any two")
+    read = pointwise if pool == "patches" else linear
+    hidden = zip(layers[:-1:2], layers[1::2], strict=True)
+    dense = tuple(parts.Dense(read(layer), activation(after)) for layer, after in hidden)
+    return parts.Head(norm, pool, (read(layers[-1]),), dense=dense, **options)
+
+
+def pointwise(module: nn.Module) -> parts.Linear:
+    """A linear layer, or the convolution of single patches that does the same."""
+    if not isinstance(module, nn.Conv2d):
+        return linear(module)
+    convolution = patch_convolution(module)
+    if module.kernel_size != (1, 1):
+        raise refuse(module, f"a head reads single patches, but it has a kernel of {module.kernel_size}")
+    return parts.Linear(convolution.weight.flatten(1), convolution.bias)
+
+
+def mean_of_patches(head: nn.Module, patches: Tensor) -> Tensor:
+    """(B, N, d) → (B, C): the mean of what a head of linear layers, or of convolutions, makes of the patches."""
+    if any(isinstance(part, nn.Conv2d) for part in head.modules()):
+        return head(patches.transpose(1, 2)[..., None])[..., 0].mean(2)
+    return head(patches).mean(1)
 
 
 def fused_qkv(weight: Tensor, bias: Tensor | None) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear]:

@@ -52,6 +52,7 @@ class View:
     # models that cannot be seen into the function of the logits that answers it
     question: dict[str, Any] | None = field(default=None, kw_only=True)
     answer: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, kw_only=True)
+    head: nn.Module | None = field(default=None, kw_only=True)  # of a backbone that ``wrap`` was given one for
     known_fingerprint: str | None = field(default=None, kw_only=True)  # set where the weights cannot change
     differentiable: bool = field(default=True, kw_only=True)  # whether gradients reach the pixels
 
@@ -234,12 +235,16 @@ class View:
     def predicted(self, logits: Tensor) -> Tensor:
         """(B,): the class with the largest logit; where classes are grouped, the group that this class is in."""
         if not self.groups:
-            return self.class_scores(logits).argmax(1)
+            return self.candidates(logits).argmax(1)
         outputs = _one_per_class(logits)
         places = torch.empty(outputs.shape[1], dtype=torch.long)
         for place, members in enumerate([*self.groups, *((index,) for index in self.ungrouped)]):
             places[list(members)] = place
         return places.to(logits.device)[outputs.argmax(1)]
+
+    def candidates(self, logits: Tensor) -> Tensor:
+        """(B, k): the scores of the first classes, those that can be predicted."""
+        return self.class_scores(logits)
 
     @property
     def ungrouped(self) -> list[int]:
@@ -341,18 +346,25 @@ class View:
         if self.known_fingerprint is not None:
             return self.known_fingerprint
         digest = hashlib.blake2b(digest_size=16)
-        for name, tensor in _flat(sorted(self.module.state_dict().items())):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            dense = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
-            digest.update(dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        for module in self.modules:
+            for name, tensor in _flat(sorted(module.state_dict().items())):
+                digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                dense = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
+                digest.update(dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         if self.question is not None:
             digest.update(json.dumps(self.question).encode())
         return digest.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> View:
         """Moves the model (in place, as torch does) and returns the view."""
-        self.module.to(device=device, dtype=dtype)
+        for module in self.modules:
+            module.to(device=device, dtype=dtype)
         return self
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The network, and the head that it was given."""
+        return [self.module] if self.head is None else [self.module, self.head]
 
 
 def _one_per_class(logits: Tensor) -> Tensor:

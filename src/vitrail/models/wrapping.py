@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import huggingface, timm, torchvision, zero_shot
+from vitrail.models import detection, huggingface, timm, torchvision, zero_shot
 from vitrail.models.agreement import check_logits, check_tensors
 from vitrail.models.black_box import BlackBox, as_logits
 from vitrail.models.clone import evaluation_clone
+from vitrail.models.detection import Detector
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
 from vitrail.models.labels import imagenet_labels, read_labels
-from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit, Preprocess
 from vitrail.models.translation import OpaqueError, class_name, refuse
 from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
@@ -30,7 +31,7 @@ LIBRARIES = (
     (torchvision, torchvision.is_torchvision),
     (huggingface, huggingface.is_huggingface),
 )
-POOLS = ("token", "avg", "map", "pooler")
+POOLS = ("token", "avg", "map", "pooler", "patches")
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Colour statistics of the published Hugging Face checkpoints, for modules without a processor.
@@ -69,8 +70,9 @@ def wrap(
         fit: "squash", "crop" or "pad", likewise; another fit scales to the input size exactly.
         crop_pct: the image is scaled to the input size divided by this, likewise.
         interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
-        head: a linear head for a backbone without one.
-        pool: with ``head``: "token", "avg", "map" (attention pool) or "pooler" (Hugging Face's ``pooler_output``).
+        head: a head for a backbone without one: a linear layer, or several with activations between them.
+        pool: with ``head``: "token", "avg", "map" (attention pool), "pooler" (Hugging Face's ``pooler_output``), or
+            "patches" for a segmentation head, which reads every patch; 1 × 1 convolutions serve as linear layers.
         output: "softmax" or "sigmoid"; None = read from the model.
         img_size: input size, for networks that take several; None = the processor's, or the model's own.
         processor: the Hugging Face image processor, if available.
@@ -176,6 +178,7 @@ def outline(
 ) -> View:
     """The view that ``wrap`` returns, of a module that is not run and may have no weights."""
     name = name or _name(module)
+    huggingface.check_kind(module)
     texts = prompts_of(module, prompts)
     if texts is not None:
         module = _compared_with(module, texts, tokenizer, labels, head)
@@ -235,7 +238,8 @@ def _seen_through(
         _check_width(architecture, name)
     preprocessing = _whole_patches(preprocessing, embedding.patch)
     if texts is None:
-        return ViT(module, name, preprocessing, describe=describe)
+        kind = Detector if detection.is_detector(module) else ViT
+        return kind(module, name, preprocessing, describe=describe, head=head)
     return ZeroShotViT(
         module, name, preprocessing, labels=tuple(texts), describe=describe, prompts=texts, tokenizer=tokenizer
     )
@@ -296,8 +300,8 @@ def _check_pool(head: nn.Module | None, pool: str | None) -> None:
         raise VitrailError("pool= goes with head=: a model with its own head is explained as it pools.")
     if head is not None and pool not in POOLS:
         raise VitrailError(
-            f'head= needs pool="token" (class token), "avg" (mean of the patches), "map" (attention pool) or "pooler" '
-            f"(Hugging Face's pooler_output), but got {pool!r}."
+            f'head= needs pool="token" (class token), "avg" (mean of the patches), "map" (attention pool), "pooler" '
+            f'(Hugging Face\'s pooler_output) or "patches" (an output per patch), but got {pool!r}.'
         )
 
 
@@ -326,7 +330,7 @@ def _check_width(architecture: Architecture, name: str) -> None:
     head, width = architecture.head, architecture.embedding.weight.shape[0]
     if head.attention_pool is not None:
         width = head.attention_pool.attention.proj.weight.shape[0]
-    for linear in head.linears if head.dense is None else (head.dense, *head.linears):
+    for linear in (*(dense.linear for dense in head.dense), *head.linears):
         outputs, inputs = linear.weight.shape
         if inputs != width:
             raise VitrailError(
@@ -344,6 +348,8 @@ def _own_logits(module: Any, images: Tensor, view: View, head: nn.Module | None,
 def _adapter(module: nn.Module) -> ModuleType:
     if isinstance(module, zero_shot.ZeroShot):
         return zero_shot
+    if detection.is_detector(module):
+        return detection
     for adapter, is_own in LIBRARIES:
         if is_own(module) and type(module).__name__ in adapter.NETWORKS:
             return adapter
@@ -360,6 +366,7 @@ def _is_seen_through(module: nn.Module) -> bool:
     """Whether it is a network whose parts are known, or a subclass of one, which may compute something else."""
     return (
         isinstance(module, zero_shot.ZeroShot)
+        or detection.is_detector(module)
         or zero_shot.is_zero_shot(module)
         or any(_is_network(kind) for kind in type(module).__mro__)
     )
@@ -452,10 +459,11 @@ def _preprocess(
     requested = as_pair(img_size)
     size = requested or native
     if processor is not None:
-        from_timm = hasattr(processor, "data_config")  # transformers' wrapper of timm models
-        base = (
-            Preprocess.from_timm(processor.data_config) if from_timm else Preprocess.from_huggingface(processor, native)
-        )
+        if hasattr(processor, "data_config"):  # transformers' wrapper of timm models
+            base = Preprocess.from_timm(processor.data_config)
+        else:
+            read = Preprocess.from_detector if detection.is_detector(module) else Preprocess.from_huggingface
+            base = read(processor, native)
         return base if requested is None else base.resized(requested)
     if timm.is_timm(module):
         from timm.data import resolve_model_data_config
@@ -465,7 +473,8 @@ def _preprocess(
     if huggingface.is_huggingface(module):
         kind = module.config.model_type
         colours = HUGGINGFACE_COLOURS.get(kind, (IMAGENET_MEAN, IMAGENET_STD))
-        return Preprocess(size, *colours, interpolation="bilinear", fit="squash")
+        fit: Fit = "border" if detection.is_detector(module) else "squash"
+        return Preprocess(size, *colours, interpolation="bilinear", fit=fit)
     return Preprocess(size, interpolation="bilinear", fit="crop", resize=round(min(size) * 256 / 224))
 
 
@@ -478,6 +487,8 @@ def _whole_patches(preprocessing: Preprocess, patch: Sequence[int]) -> Preproces
 
 def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
     count = view.num_classes
+    if isinstance(view, Detector):
+        return (*_names_of_objects(view, labels), detection.NO_OBJECT)
     if labels is not None:
         return read_labels(labels, count)
     module: Any = view.module
@@ -485,6 +496,14 @@ def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path |
         names = _names_of_config(module) or {}
         return None if len(names) != view.num_outputs or count != len(names) else read_labels(names, count)
     return imagenet_labels(module, view.num_outputs)
+
+
+def _names_of_objects(view: Detector, labels: Any) -> Sequence[str]:
+    """The classes of a detector, besides "no object"."""
+    names: Mapping[int, str] = view.module.config.id2label  # type: ignore[union-attr, assignment]
+    if labels is None and all(name == f"LABEL_{i}" for i, name in names.items()):
+        labels = [f"class {i}" for i in range(view.num_classes - 1)]
+    return read_labels(names if labels is None else labels, view.num_classes - 1)
 
 
 def _output(view: View) -> Output:

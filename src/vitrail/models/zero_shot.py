@@ -192,8 +192,8 @@ def describe(module: Any, size: tuple[int, int], head: None = None, pool: None =
     scale = model.logit_scale.detach().exp()
     bias = None if module.bias is None else module.bias.detach().expand(len(texts))
     projection = getattr(model, "visual_projection", None)
-    dense = None if projection is None else linear(projection)
-    end = replace(tower.head, linears=(parts.Linear(texts * scale, bias),), dense=dense, activation=None, unit=unit)
+    dense = () if projection is None else (parts.Dense(linear(projection)),)
+    end = replace(tower.head, linears=(parts.Linear(texts * scale, bias),), dense=dense, unit=unit)
     return replace(tower, head=end)
 
 
