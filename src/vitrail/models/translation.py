@@ -13,8 +13,8 @@ from vitrail.errors import VitrailError
 
 SUPPORTED = (
     "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; "
-    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin (features "
-    "only)"
+    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3 and Swin; timm Swin "
+    "(features only)"
 )
 
 # Class name of an activation module → canonical name; GELU decides by its `approximate`.
@@ -91,7 +91,7 @@ def norm(module: nn.Module | None) -> parts.Norm | None:
     if module is None or isinstance(module, nn.Identity):
         return None
     kind = type(module)
-    known = isinstance(module, nn.LayerNorm) or kind.__name__ in ("RmsNorm", "RMSNorm")
+    known = isinstance(module, nn.LayerNorm) or kind.__name__ in ("RmsNorm", "RmsNormFp32", "RMSNorm")
     if not known or not (is_of_library(module) or kind.forward is nn.LayerNorm.forward):
         raise refuse(module, "the only supported norm layers are LayerNorm and RMSNorm")
     shape: Any = module.normalized_shape
