@@ -118,6 +118,13 @@ def _gated_attention() -> nn.Module:
     return module
 
 
+def _vitamin() -> nn.Module:
+    from timm.models.vitamin import VitCfg, VitConvCfg
+
+    stem = VitCfg(embed_dim=(8, 12, WIDTH), depths=(1, 1), stem_width=8, conv_cfg=VitConvCfg(norm_layer="layernorm2d"))
+    return _timm("vitamin_small_224", embed_cfg=stem, img_size=(48, 64))
+
+
 def _torchvision_vit() -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer
 
@@ -287,6 +294,8 @@ _add_timm("timm_relpos_shared", "vit_srelpos_small_patch16_224", (3, 4), prefix=
 _add_timm("timm_relpos_post_norm", "vit_relpos_base_patch16_rpn_224", (3, 4), prefix=0)
 _add_timm("timm_grouped_queries", "vit_large_patch16_sapiens2", (3, 4), prefix=9, num_heads=4, num_kv_heads=2)
 FAMILIES["timm_gated_attention"] = Family("timm_gated_attention", _gated_attention, (24, 32), (3, 4), 1, "timm")
+FAMILIES["timm_vitamin"] = Family("timm_vitamin", _vitamin, (48, 64), (3, 4), 0, "timm")
+_add_timm("timm_qwen3", "qwen3_vit_88m", (3, 4), prefix=0, pos_embed_grid_size=5)
 _add_timm("timm_hybrid", "vit_tiny_r_s16_p8_224", (3, 4), pixels=8, patch=2)
 _add_timm("timm_headless_token", "vit_small_patch14_dinov2", (3, 4), num_classes=0, pool="token")
 _add_timm("timm_headless_avg", "vit_base_patch16_224", (3, 4), num_classes=0, pool="avg")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import timm
 
 import vitrail
 from vitrail.bench.suite import open_suite
@@ -20,6 +21,7 @@ from vitrail.calls import split_call
 from vitrail.cli.reproduce import list_targets
 from vitrail.methods.base import MethodInfo
 from vitrail.methods.registry import ALIASES, get_method
+from vitrail.models.names import kind_of_view, reason, source
 from vitrail.report.leaderboard import shipped_costs, shipped_table
 from vitrail.report.standings import Standings, standings
 from vitrail.report.summary import ABSENT
@@ -51,6 +53,7 @@ CHOICES = (
     "gen_att(rule=frozen)", "att_ixg.plus", "att_ixg.plus(rule=frozen)", "trans_att", "decompx", "alti", "tam",
     "legrad", "raw_attention", "smooth_grad", "expected_gradients",
 )  # fmt: skip
+TRANSFORMERS = re.compile(r"vit|deit|beit|eva|swin|cait|xcit|max|hiera")  # in names of timm
 TOP = 20  # methods of the leaderboard's short table
 
 
@@ -244,9 +247,39 @@ def pairs() -> str:
     return table(["pair", "model and images", "images"], rows)
 
 
+def models() -> str:
+    """timm's transformers by what can be seen of them."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name in timm.list_models():
+        if TRANSFORMERS.search(name):
+            level = kind_of_view(name)
+            groups.setdefault((source(name), level or "none", reason(name)), []).append(name)
+    order = ("tokens", "features only", "logits only", "none")
+    rows = sorted(groups.items(), key=lambda item: (order.index(item[0][1]), item[0]))
+    return table(
+        ["level", "timm module", "why", "names"],
+        [
+            [level, f"`{module}`", why or "a plain ViT", f"{len(names)}: {', '.join(f'`{name}`' for name in names)}"]
+            for (module, level, why), names in rows
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
-    for make in (methods, parameters, aliases, families, classes, papers, choosing, measured, leaderboard, pairs)
+    for make in (
+        methods,
+        parameters,
+        aliases,
+        families,
+        classes,
+        papers,
+        choosing,
+        measured,
+        leaderboard,
+        pairs,
+        models,
+    )
 }
 
 if __name__ == "__main__":

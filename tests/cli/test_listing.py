@@ -24,7 +24,10 @@ def test_models(vit: Run) -> None:
     assert names["vit_small_patch14_dinov2"]["classes"] == 0
     assert names["vit_small_patch16_36x1_224"]["tag"] is None
     assert "0 classes: no head; tag –: no weights" in result.out
-    assert not {"vit_base_patch16_xp_224", "vit_pwee_patch16_reg1_gap_256", "resnet50"} & names.keys()
+    assert names["vit_base_patch16_xp_224"]["view"] == "tokens"
+    assert names["resnet50"]["view"] == "features only"
+    assert names["xcit_nano_12_p8_224"]["view"] == "logits only"
+    assert "qwen3_vit_88m_enc" not in names, "it has no classifier"
     assert "no model matches 'xyz'" in error_line(vit("models", "xyz"))
 
 
@@ -47,6 +50,12 @@ def test_methods_of_a_model_and_why_not(named: str, vit: Run, models: Path) -> N
     assert listed["random"] == "yes"
     assert "hierarchical" in listed["decompx.skipplus"]
     assert "hierarchical" in vit("methods", "decompx", "--model", model).out
+
+
+def test_methods_of_a_black_box(vit: Run) -> None:
+    listed = {m["name"]: m["supported"] for m in json.loads(vit("methods", "--model", "resnet10t", "--json").out)}
+    assert listed["grad_cam"] == listed["rise"] == listed["integrated_gradients"] == "yes"
+    assert "(a black box)" in listed["decompx.skipplus"]
 
 
 @pytest.mark.parametrize("model", ["vit_giant_patch14_dinov2", "deit_tiny_patch16_224"])

@@ -315,6 +315,25 @@ def test_blocks_of_several_attentions_are_one_attention_with_all_heads() -> None
     assert [len(layer) for layer in view.layers()[:-1]] == [len(list(b.parameters())) for b in module.blocks]
 
 
+def test_deepseeks_encoder_with_a_classifier() -> None:
+    """Its norms compute in single precision whatever the input is."""
+    import timm
+
+    module = timm.create_model("deepseek_vit_412m", num_classes=5, img_size=(24, 32), patch_size=8, embed_dim=32,
+                               depth=3, num_heads=2).eval()  # fmt: skip
+    families.randomize(module, seed=3)
+    view, images = vitrail.wrap(module), torch.randn(2, 3, 24, 32)
+    assert view.grid == (3, 4)
+    torch.testing.assert_close(view.logits(images), module(images).detach(), atol=1e-5, rtol=1e-5)
+    other = vitrail.wrap(module, img_size=(32, 24))
+    torch.testing.assert_close(other.logits(images.mT), module(images.mT).detach(), atol=1e-5, rtol=1e-5)
+    found = trace(view, images, rule="frozen", keep={"x", "gx", "bias"})
+    gap = found.y - (found["x"][0] * found["gx"][0]).sum((1, 2)) - found.bias_from(0)
+    assert gap.abs().max() < 1e-5
+    for method in ("decompx.skipplus", "vtranm", "tis"):
+        assert vitrail.explain(view, images[0], method).map.isfinite().all()
+
+
 def test_eva_attention_pool_sees_its_prefix_tokens() -> None:
     import timm
 

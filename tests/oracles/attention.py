@@ -63,6 +63,7 @@ def pool_weights(pool: AttentionPool, patches: Tensor, visible: Tensor | None = 
 
 
 def run_mlp(mlp: Mlp, u: Tensor) -> Tensor:
+    u = mlp.first(u)
     hidden = mlp.act(mlp.up(u)) if mlp.gate is None else mlp.act(mlp.gate(u)) * mlp.up(u)
     return mlp.down(mlp.inner_norm(hidden))
 

@@ -132,6 +132,7 @@ def gate_of(act: nn.Module, z: Tensor) -> Tensor:
 
 
 def _mlp(mlp: Mlp, stream: Stream) -> Stream:
+    stream = _norm(mlp.first, stream)
     up = _linear(mlp.up, stream)
     if mlp.gate is None:
         hidden = _checked(mlp.act(up.x), up.parts * gate_of(mlp.act, up.x)[:, :, None])

@@ -323,12 +323,13 @@ def mix_rule(A: Tensor, v: Tensor, R: Tensor) -> Tensor:
 
 def mlp_epsilon(mlp: Mlp, w: Tensor, R: Tensor, eps: float) -> Tensor:
     """Activations pass relevance on; each factor of a gated product gets half of it."""
+    x, w = w, mlp.first(w)
     up = mlp.up(w)
     hidden = mlp.act(up) if mlp.gate is None else mlp.act(mlp.gate(w)) * up
     R = norm_rule(mlp.inner_norm, hidden, epsilon_rule(mlp.down, mlp.inner_norm(hidden), R, eps))
     if mlp.gate is None:
-        return epsilon_rule(mlp.up, w, R, eps)
-    return epsilon_rule(mlp.up, w, R / 2, eps) + epsilon_rule(mlp.gate, w, R / 2, eps)
+        return norm_rule(mlp.first, x, epsilon_rule(mlp.up, w, R, eps))
+    return norm_rule(mlp.first, x, epsilon_rule(mlp.up, w, R / 2, eps) + epsilon_rule(mlp.gate, w, R / 2, eps))
 
 
 def block_epsilon(block: Block, s: Values, R: Tensor, eps: float) -> Tensor:

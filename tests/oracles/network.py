@@ -205,6 +205,7 @@ def activation(act: Callable[[Tensor], Tensor], z: Tensor, rules: Rules) -> Tens
 
 
 def run_mlp(mlp: Mlp, u: Tensor, rules: Rules, tape: Tape, place: Place) -> Tensor:
+    u = norm(mlp.first, u, rules, tape, place)
     up = linear(mlp.up, u, tape, place)
     if mlp.gate is None:
         hidden = activation(mlp.act, up, rules)

@@ -60,6 +60,7 @@ class Mlp:
     down: Affine
     inner_norm: nn.Module
     gate: Affine | None = None  # gated: act(gate(x)) ⊙ up(x); plain: act(up(x))
+    first: nn.Module = field(default_factory=nn.Identity)  # a norm of x
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,19 @@ def _relative_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- timm
 
 
+def _timm_encoder(family: Family, module: nn.Module, images: Tensor) -> Recipe:
+    """Qwen3's encoder, whose patches have a position from a grid and rotate as well."""
+    encoder = module.encoder
+    tokens, table = encoder._pos_embed(encoder.patch_embed(images))
+    sin, cos = table.chunk(2, dim=-1)
+    blocks = [_timm_block(family, block, Rotary(cos, sin, True), None) for block in encoder.blocks]
+    pooled_norm = nn.LayerNorm(tokens.shape[-1], module.norm.eps).to(tokens)  # theirs has no weights: ones and zeros
+    return Recipe(tokens, blocks, Readout(nn.Identity(), "avg", pooled_norm, [affine(module.head)]), family.prefix)
+
+
 def _timm(family: Family, module: nn.Module, images: Tensor) -> Recipe:
+    if hasattr(module, "encoder"):
+        return _timm_encoder(family, module, images)
     tokens, rotaries = _timm_tokens(family, module, images)
     shared = None
     if getattr(module, "shared_rel_pos", None) is not None:
@@ -266,6 +279,8 @@ def _timm_scale(block: nn.Module, number: int) -> Tensor | None:
 
 
 def _timm_mlp(mlp: nn.Module) -> Mlp:
+    if hasattr(mlp, "w0"):
+        return Mlp(affine(mlp.w1), mlp.act, affine(mlp.w2), nn.Identity(), gate=affine(mlp.w0), first=mlp.norm)
     if hasattr(mlp, "fc1_g"):
         return Mlp(affine(mlp.fc1_x), mlp.act, affine(mlp.fc2), mlp.norm, gate=affine(mlp.fc1_g))
     if type(mlp).__name__ == "GluMlp":

@@ -65,7 +65,8 @@ def test_tis_features_are_the_outputs_of_the_blocks(name: str) -> None:
     assert X.shape == (len(recipe.blocks) * recipe.tokens.shape[-1], family.patches)
     if family.library != "hf":
         recorded: list[Tensor] = []
-        blocks = module.get_submodule("blocks" if family.library == "timm" else "encoder.layers")
+        paths = [path for path, _ in module.named_modules()]
+        blocks = module.get_submodule(next(p for p in ("blocks", "encoder.blocks", "encoder.layers") if p in paths))
         handles = [block.register_forward_hook(lambda _, __, out: recorded.append(out)) for block in blocks]
         expected_logits(family, module, x)
         for handle in handles:

@@ -60,7 +60,10 @@ def test_masking_depends_on_the_set_of_kept_patches_and_on_nothing_else(name: st
     torch.testing.assert_close(masked_logits(family, module, x, keep.flip(1)), logits)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "timm_hybrid"])  # its stem sees beyond a patch
+STEMS = ("timm_hybrid", "timm_vitamin")  # their patches overlap
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in STEMS])
 def test_a_removed_patch_cannot_be_seen(name: str) -> None:
     family, module, x = case(name)
     keep = random_keep(family)

@@ -28,7 +28,10 @@ def models(
     pattern: Annotated[str, typer.Argument(metavar="GLOB", help="Only matching names, e.g. 'deit*'.")] = "*",
     as_json: Json = False,
 ) -> None:
-    """List the supported models with the tag, classes and input size of their default weights."""
+    """List the models with the tag, classes and input size of their default weights, and what can be seen of them.
+
+    tokens: a plain ViT, for every method; features only: masks, pixel gradients and CAMs; logits only: without CAMs.
+    """
     note = "0 classes: no head; tag –: no weights; these need --checkpoint (or another tag, as NAME.TAG)"
     show(list_models(pattern), as_json, "model", f"{_matching(pattern)}; {note}")
 
@@ -65,7 +68,7 @@ def metrics(
 
 
 def list_models(pattern: str) -> list[dict[str, Any]]:
-    """Embedded models and supported timm names, with the tag, classes and input size of their default weights."""
+    """Embedded models and the classifiers of timm, with the tag, classes and input size of their default weights."""
     import timm
 
     from vitrail.models import embedded

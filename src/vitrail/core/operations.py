@@ -147,6 +147,7 @@ class Walk:
         )
 
     def mlp(self, u: Tensor, mlp: Mlp, layer: int) -> Tensor:
+        u = self.norm(u, mlp.first, layer)
         hidden = self.rule.activate(self.linear(u, mlp.fc1, layer), mlp.activation)
         if mlp.up is not None:
             hidden = self.rule.gate(hidden, self.linear(u, mlp.up, layer))

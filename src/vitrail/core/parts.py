@@ -69,13 +69,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """``fc2(norm(act(fc1(x))))``, or with ``up``: ``fc2(norm(act(fc1(x)) * up(x)))``."""
+    """``fc2(norm(act(fc1(x))))``, or with ``up``: ``fc2(norm(act(fc1(x)) * up(x)))``; ``first`` is a norm of ``x``."""
 
     fc1: Linear
     fc2: Linear
     activation: Activation
     up: Linear | None = None
     norm: Norm | None = None
+    first: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,84 @@
-"""Which timm names can be explained."""
+"""What can be seen of each model that timm has a name for."""
 
 from __future__ import annotations
 
 import re
 from typing import Literal
 
-# timm modules whose models are supported, and the names among them whose blocks are not.
-PLAIN = ("vision_transformer", "deit", "eva", "beit")
-HIERARCHICAL = ("swin_transformer", "swin_transformer_v2")
-REFUSED = re.compile(
-    r"_xp_|_18x2_|_rpn_|vit_(d|p|dp)(wee|little)_|_parallel|_prr|sapiens2|enormous|_r\d+_|gated|genlip|gemma"
-)
+Level = Literal["tokens", "features only", "logits only"]
+
+# timm modules whose models are plain ViTs, and the names among them whose blocks are not.
+PLAIN = (
+    "vision_transformer", "vision_transformer_relpos", "vision_transformer_hybrid", "vitamin", "deit", "eva", "beit",
+    "qwen3_vit", "deepseek_vit",
+)  # fmt: skip
+DIFFERENTIAL = re.compile(r"vit_d(p?wee|little)_")
+HEADLESS = re.compile(r"_vit_\w+_enc$")  # encoders of language models, without a classifier
+# timm modules without a map of features that everything passes, and names of others that have none either.
+MAPLESS = (
+    "cait", "convit", "crossvit", "efficientvim", "gemma4_vit", "hiera", "mlp_mixer", "mvitv2", "naflexvit", "pit",
+    "tnt", "xcit",
+)  # fmt: skip
+MAPLESS_NAMES = re.compile(r"levit_\d")
+MERGING = re.compile(r"_vit_\w+_(merge|align)$")  # encoders that merge patches behind their blocks
+# Why the models of a timm module are no plain ViTs; that they are convolutional networks is not said of each.
+REASONS = {
+    "cait": "its attention mixes heads, and a class token attends apart from the patches",
+    "convit": "its attention is mixed with fixed positions by a gate",
+    "crossvit": "it has two streams of patches",
+    "davit": "it attends to windows and to channels",
+    "efficientvit_mit": "its attention is linear, between convolutions",
+    "efficientvit_msra": "its attention is cascaded over groups, between convolutions",
+    "fastvit": "it is convolutional but for its last stage",
+    "gcvit": "it attends to windows",
+    "gemma4_vit": "its values are normed, and its linear layers may clip",
+    "hiera": "it attends to units of patches and merges them",
+    "hieradet_sam2": "it attends to windows and merges patches",
+    "levit": "its attention shrinks, and it is convolutional before",
+    "maxxvit": "it attends to windows, between convolutions",
+    "mobilevit": "it attends within blocks of convolutions",
+    "mvitv2": "its attention pools patches",
+    "naflexvit": "it takes sequences of patches of any shape",
+    "nextvit": "it attends within blocks of convolutions",
+    "repvit": "it is convolutional",
+    "shvit": "its attention has one head, between convolutions",
+    "swin_transformer": "windows shift and patches merge",
+    "swin_transformer_v2": "windows shift and patches merge",
+    "swin_transformer_v2_cr": "windows shift and patches merge",
+    "tiny_vit": "it attends to windows, between convolutions",
+    "vision_transformer_sam": "it attends to windows",
+    "xcit": "its attention is between channels",
+}
 
 
-def kind_of_view(name: str) -> Literal["tokens", "features only"] | None:
-    """What a view of a timm model offers; None if it cannot be explained."""
+def source(name: str) -> str:
+    """The timm module that a name belongs to."""
     import timm
 
-    source = timm.model_entrypoint(name).__module__.rpartition(".")[2]
-    if REFUSED.search(name) or source not in PLAIN + HIERARCHICAL:
+    return timm.model_entrypoint(name).__module__.rpartition(".")[2]
+
+
+def kind_of_view(name: str) -> Level | None:
+    """What a view of a timm model offers; None if it is no classifier."""
+    module, stem = source(name), name.partition(".")[0]
+    if HEADLESS.search(stem):
         return None
-    return "features only" if source in HIERARCHICAL else "tokens"
+    if module in PLAIN:
+        if MERGING.search(stem):
+            return "features only" if module == "qwen3_vit" else "logits only"
+        return "logits only" if DIFFERENTIAL.search(stem) else "tokens"
+    return "logits only" if module in MAPLESS or MAPLESS_NAMES.match(stem) else "features only"
+
+
+def reason(name: str) -> str:
+    """Why a timm model is not seen through, as a clause; empty where it is."""
+    if kind_of_view(name) == "tokens":
+        return ""
+    if kind_of_view(name) is None:
+        return "it has no classifier"
+    if source(name) in PLAIN:
+        return "patches are merged behind its last block" if MERGING.search(name) else "its attention is differential"
+    return REASONS.get(source(name), "it is no Vision Transformer")
 
 
 def tags(name: str) -> list[str]:
@@ -38,7 +96,7 @@ def with_head(name: str) -> list[str]:
     stem = re.sub(r"(_\d+)+$", "", name.partition(".")[0])
     patterns = (f"{name.partition('.')[0]}.*", f"{stem}_*", f"{'_'.join(stem.split('_')[:2])}_*")
     names = [n for pattern in patterns for n in timm.list_pretrained(pattern)]
-    return [n for n in dict.fromkeys(names) if classes(n) >= 1000 and kind_of_view(n)]
+    return [n for n in dict.fromkeys(names) if classes(n) >= 1000 and kind_of_view(n) == "tokens"]
 
 
 def classes(name: str) -> int:

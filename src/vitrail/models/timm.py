@@ -31,8 +31,9 @@ from vitrail.models.translation import (
     summed,
 )
 
-NETWORKS = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Eva", "Beit")
-PRE_NORM = {"Block", "EvaBlock", "RelPosBlock"}
+ENCODERS = ("Qwen3VitClassifier", "DeepseekVitClassifier")  # those of language models, with a classifier
+NETWORKS = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Eva", "Beit", *ENCODERS)
+PRE_NORM = {"Block", "EvaBlock", "RelPosBlock", "DeepseekVitBlock"}
 POST_NORM = {"ResPostBlock", "ResPostRelPosBlock", "EvaBlockPostNorm"}
 ATTENTIONS = {"Attention", "AttentionRope", "EvaAttention", "RelPosAttention"}
 HIERARCHICAL = ("SwinTransformer", "SwinTransformerV2")
@@ -51,6 +52,8 @@ def describe(
     """The canonical form of a timm network whose input is ``size`` (H, W)."""
     if type(module).__name__ not in NETWORKS:
         raise refuse(module, "it is not a plain Vision Transformer")
+    if type(module).__name__ in ENCODERS:
+        return _describe_encoder(module, size, head)
     embedding = _embedding(module, size)
     grid = (size[0] // embedding.patch[0], size[1] // embedding.patch[1])
     ropes = _ropes(module, grid)
@@ -58,6 +61,30 @@ def describe(
     blocks = tuple(_block(b, rope, shared_bias) for b, rope in zip(module.blocks, ropes, strict=True))
     check_dropout(module, "pos_drop", "patch_drop", "head_drop")
     return parts.Architecture(embedding, blocks, _head(module, head, pool))
+
+
+def _describe_encoder(module: Any, size: tuple[int, int], head: nn.Module | None) -> parts.Architecture:
+    """The vision encoder of a language model, whose patches a classifier averages."""
+    encoder = module.encoder
+    if getattr(encoder, "merger", None) is not None or getattr(encoder, "aligner", None) is not None:
+        raise _beyond(module, "patches are merged behind its last block")
+    if head is not None or isinstance(module.head, nn.Identity) or module.global_pool != "avg":
+        raise refuse(module, "only its own classifier of the mean of all patches can be explained")
+    convolution = patch_convolution(encoder.patch_embed.proj)
+    width, _, *patch = convolution.weight.shape
+    nothing = convolution.weight.new_zeros(1, size[0] // patch[0], size[1] // patch[1], width)
+    table, rope = evaluation_clone(encoder)._pos_embed(nothing)
+    embedding = parts.Embedding(
+        weight=convolution.weight,
+        bias=convolution.bias,
+        prefix=convolution.weight.new_zeros(0, width),
+        positions=table[0].detach() if hasattr(encoder, "pos_embed") else None,
+        patch_norm=norm(encoder.patch_embed.norm),
+    )
+    blocks = tuple(_block(block, _rope(rope.detach(), block.attn), None) for block in encoder.blocks)
+    check_dropout(module, "head_drop")
+    last = norm(getattr(encoder, "norm", None))
+    return parts.Architecture(embedding, blocks, classifier(module.head, last, "mean", pooled_norm=norm(module.norm)))
 
 
 def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
@@ -82,14 +109,14 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
 
 def native_size(module: Any) -> tuple[int, int]:
     """(H, W) the network was built for."""
-    size = module.patch_embed.img_size
+    size = getattr(module, "encoder", module).patch_embed.img_size
     if size is None:
         raise refuse(module, "it has no fixed input size; give img_size=")
     return size[0], size[1]
 
 
 def takes_other_sizes(module: Any) -> bool:
-    return bool(getattr(module, "dynamic_img_size", False))
+    return bool(getattr(module, "dynamic_img_size", type(module).__name__ in ENCODERS))
 
 
 adapts_to_input = takes_other_sizes
@@ -196,8 +223,8 @@ def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> p
         attention=attention,
         norm2=needed_norm(block.norm2),
         mlp=_mlp(block.mlp),
-        scale1=gamma(block.gamma_1 if hasattr(block, "gamma_1") else block.ls1),
-        scale2=gamma(block.gamma_2 if hasattr(block, "gamma_2") else block.ls2),
+        scale1=gamma(block.gamma_1 if hasattr(block, "gamma_1") else getattr(block, "ls1", None)),
+        scale2=gamma(block.gamma_2 if hasattr(block, "gamma_2") else getattr(block, "ls2", None)),
     )
 
 
@@ -320,6 +347,8 @@ def _repeated(layer: parts.Linear, attention: Any) -> parts.Linear:
 def _mlp(mlp: Any) -> parts.Mlp:
     kind = type(mlp).__name__
     check_dropout(mlp, "drop1", "drop2")
+    if kind not in ("Mlp", "SwiGLU", "GluMlp", "GeGluMlp"):
+        raise _beyond(mlp, "only Mlp, GluMlp, GeGluMlp and SwiGLU are supported")
     inner, act = norm(getattr(mlp, "norm", None)), activation(mlp.act)
     if kind == "Mlp":
         return parts.Mlp(linear(mlp.fc1), linear(mlp.fc2), act, None, inner)
@@ -330,7 +359,7 @@ def _mlp(mlp: Any) -> parts.Mlp:
         first, second = linear(mlp.fc1, slice(half)), linear(mlp.fc1, slice(half, None))
         gate, up = (second, first) if mlp.gate_last else (first, second)
         return parts.Mlp(gate, linear(mlp.fc2), act, up, inner)
-    raise _beyond(mlp, "only Mlp, GluMlp and SwiGLU are supported")
+    return parts.Mlp(linear(mlp.w0), linear(mlp.w2), act, linear(mlp.w1), first=inner)
 
 
 def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:

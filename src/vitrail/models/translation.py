@@ -91,7 +91,7 @@ def norm(module: nn.Module | None) -> parts.Norm | None:
     if module is None or isinstance(module, nn.Identity):
         return None
     kind = type(module)
-    known = isinstance(module, nn.LayerNorm) or kind.__name__ in ("RmsNorm", "RMSNorm")
+    known = isinstance(module, nn.LayerNorm) or kind.__name__ in ("RmsNorm", "RmsNormFp32", "RMSNorm")
     if not known or not (is_of_library(module) or kind.forward is nn.LayerNorm.forward):
         raise refuse(module, "the only supported norm layers are LayerNorm and RMSNorm")
     shape: Any = module.normalized_shape

@@ -124,16 +124,17 @@ def unwrapped(module: nn.Module) -> tuple[nn.Module, tuple[Sequence[float], Sequ
     """
     if type(module).__name__ == "FullyShardedDataParallel":
         raise VitrailError("the module is sharded (FSDP): gather its weights into a plain module, and give that one.")
-    inner: Any = module
+    outer: Any = module
+    inner = outer
     package = type(module).__module__.partition(".")[0]
     if "_orig_mod" in module._modules:
-        inner = module._orig_mod
+        inner = outer._orig_mod
     elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = module.module
+        inner = outer.module
     elif package == "transformers" and type(module).__name__ == "TimmWrapperForImageClassification":
-        inner = module.timm_model
-    elif package == "peft" and hasattr(inner, "get_base_model"):
-        inner = inner.get_base_model()
+        inner = outer.timm_model
+    elif package == "peft" and hasattr(module, "get_base_model"):
+        inner = outer.get_base_model()
     elif type(module) is nn.Sequential and len(module) == 2 and _is_normalize(module[0]):
         inner = module[1]
     if inner is module:
