@@ -74,8 +74,9 @@ def list_models(pattern: str) -> list[dict[str, Any]]:
     rows = []
     for name in embedded.names():
         if fnmatchcase(name, pattern):
-            about = embedded.card(name)["architecture"]
-            rows.append(_model_row(name, "embedded", about["num_classes"], (about["img_size"],) * 2, "tokens"))
+            about = embedded.card(name)
+            size = about["architecture"]["img_size"]
+            rows.append(_model_row(name, "embedded", embedded.classes(about), (size, size), "tokens"))
     for name in timm.list_models(pattern):
         kind = kind_of_view(name)
         if kind is None:
