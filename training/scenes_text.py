@@ -1,7 +1,8 @@
 """Trains the embedded model `scenes-text` on captioned scenes: `python training/scenes_text.py --out FOLDER`.
 
-The image tower starts from the weights of `scenes`, which knows the shapes; what it must learn is to keep the colour
-of each. Runs on one core of a CPU; the same command goes on from the last save.
+The image tower starts from the weights of `scenes`, which knows the shapes; what it must learn is which colour goes
+with which shape. For most of the run its patches are taught too: the embedding of a patch on an object is compared with
+the caption of that object. Runs on one core of a CPU; the same command goes on from the last save.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from safetensors.torch import load_file
 from scenes import PATCHES, scale
 from shipping import save_half
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, normalize
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 
-from vitrail.data.captions import ACROSS, ANYTHING, COLOURS, DOWN, SIZES, CaptionedScenes, describe
+from vitrail.data.captions import ACROSS, ANYTHING, COLOURS, DOWN, SIZES, CaptionedScene, CaptionedScenes, describe
 from vitrail.data.drawing import SHAPES
 from vitrail.models.captions import CaptionModel, WordTokenizer
 
 WEIGHTS = Path(__file__).parent.parent / "src" / "vitrail" / "weights"
 TRAIN_SEED, TEST_SEED = 2, 1_000_002
+SIDE = 8  # patches
 OBJECTS = 3  # at most in a scene
 DISTINCT = ("size", "colour", "shape", "across", "down")  # columns of the tables of objects and captions
 
@@ -54,44 +56,63 @@ def text_of(caption: tuple[int, ...]) -> str:
 
 @dataclass
 class Drawn:
-    """uint8 images (n, 3, 64, 64) and their objects (n, 3, 5): numbers by ``DISTINCT``; −1 = on neither side, −2 = none."""
+    """Scenes as tensors.
+
+    Attributes:
+        images: uint8 (n, 3, 64, 64).
+        objects: (n, 3, 5), numbers by ``DISTINCT``; −1 = on neither side, −2 = there is no such object.
+        owners: (n, 8, 8), the object that covers most of a patch, −1 = none covers a quarter.
+    """
 
     images: Tensor
     objects: Tensor
+    owners: Tensor
+
+    def __getitem__(self, chosen: Tensor) -> Drawn:
+        return Drawn(self.images[chosen], self.objects[chosen], self.owners[chosen])
 
 
-def _draw_part(indices: range, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_part(indices: range, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     scenes = CaptionedScenes(indices.stop, seed)[indices.start :]
     table = np.full((len(scenes), OBJECTS, len(DISTINCT)), -2, dtype=np.int8)
+    owners = np.stack([_owners(scene) for scene in scenes])
     for row, scene in zip(table, scenes, strict=True):
         for place, item in enumerate(scene.objects):
             sides = [next((names.index(side) for side in item.places if side in names), -1) for names in (ACROSS, DOWN)]
             look = SIZE_NAMES.index(item.size), COLOUR_NAMES.index(item.colour), SHAPE_NAMES.index(item.shape)
             row[place] = *look, *sides
-    return np.stack([scene.image.transpose(2, 0, 1) for scene in scenes]), table
+    return np.stack([scene.image.transpose(2, 0, 1) for scene in scenes]), table, owners
+
+
+def _owners(scene: CaptionedScene) -> np.ndarray:
+    masks = np.stack([item.mask for item in scene.objects])
+    covered = masks.reshape(len(masks), SIDE, 8, SIDE, 8).mean((2, 4))
+    return np.where(covered.max(0) < 0.25, -1, covered.argmax(0)).astype(np.int8)
 
 
 def draw(count: int, seed: int) -> Drawn:
     """Scenes on all cores."""
     parts = [range(start, min(start + 250, count)) for start in range(0, count, 250)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        images, objects = zip(*pool.map(_draw_part, parts, [seed] * len(parts)), strict=True)
-    return Drawn(torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(objects)).long())
+        drawn = zip(*pool.map(_draw_part, parts, [seed] * len(parts)), strict=True)
+        images, objects, owners = (torch.from_numpy(np.concatenate(arrays)) for arrays in drawn)
+    return Drawn(images, objects, owners)
 
 
-def vary(images: Tensor, objects: Tensor) -> tuple[Tensor, Tensor]:
+def vary(scenes: Drawn) -> Drawn:
     """Mirrors, turns and recolours a batch, and says of its objects what is true afterwards."""
-    size, colour, shape, across, down = objects.unbind(2)
+    images, owners = scenes.images, scenes.owners.long()
+    size, colour, shape, across, down = scenes.objects.long().unbind(2)
     if random.random() < 0.5:
-        images, across = images.flip(3), _other_side(across)
+        images, owners, across = images.flip(3), owners.flip(2), _other_side(across)
     if random.random() < 0.5:
-        images, down = images.flip(2), _other_side(down)
+        images, owners, down = images.flip(2), owners.flip(1), _other_side(down)
     if random.random() < 0.5:
-        images, across, down = images.transpose(2, 3), down, across
+        images, owners, across, down = images.transpose(2, 3), owners.transpose(1, 2), down, across
     channels = random.choice(list(permutations(range(3))))
     renamed = torch.tensor([_recoloured(number, channels) for number in range(6)])
     colour = torch.where(colour < 0, colour, renamed[colour.clamp(min=0)])
-    return images[:, list(channels)], torch.stack([size, colour, shape, across, down], dim=2)
+    return Drawn(images[:, list(channels)], torch.stack([size, colour, shape, across, down], dim=2), owners)
 
 
 def _other_side(side: Tensor) -> Tensor:
@@ -105,7 +126,7 @@ def _recoloured(colour: int, channels: tuple[int, ...]) -> int:
 
 
 def truth(objects: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, K): whether a caption is true of some object, and whether that is clear (an object may be on neither side)."""
+    """(B, K): whether a caption is true of some object, and whether that is clear: it may be on neither side."""
     objects, captions = objects[:, :, None], captions[None, None]
     silent, exists = captions < 0, objects[..., :1] >= 0
     agrees = ((objects == captions) | silent).all(3)
@@ -136,12 +157,12 @@ def _altered(captions: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def report(model: CaptionModel, tokens: Tensor, test: Drawn) -> str:
-    """The right caption against a wrong colour, a wrong shape and another object's colour or shape."""
+    """The right caption against a wrong colour, a wrong shape, and a colour and a shape of two different objects."""
     model.eval()
     embeddings = torch.cat([model.vision(scale(part)) for part in test.images.split(250)])
     captions = torch.tensor(CAPTIONS)
     scores = normalize(embeddings, dim=1) @ normalize(model.text(tokens), dim=1).T
-    is_true, is_clear = truth(test.objects, captions)
+    is_true, is_clear = truth(test.objects.long(), captions)
     logits = scores * model.logit_scale.exp() + model.logit_bias
     plain = torch.tensor(PLAIN)
     lowest = scores[:, plain].masked_fill(~is_true[:, plain], 9).amin(1)
@@ -151,10 +172,12 @@ def report(model: CaptionModel, tokens: Tensor, test: Drawn) -> str:
     for row, objects in zip(scores, test.objects.tolist(), strict=True):
         present = {(item[1], item[2]) for item in objects if item[0] >= 0}
         for colour, shape in present:
-            wrong = [pair for pair in product({c for c, _ in present}, {s for _, s in present}) if pair not in present]
-            others = [(c, shape) for c in range(6) if (c, shape) not in present and (c, shape) not in wrong]
-            others += [(colour, s) for s in range(10) if (colour, s) not in present and (colour, s) not in wrong]
-            rivals = (wrong + random.Random(len(hits)).sample(others, 3))[:3]
+            dice, (colours, shapes) = random.Random(len(hits)), map(set, zip(*present, strict=True))
+            swapped = [(c, s) for c, s in product(colours, shapes) if (c, s) not in present]
+            swapped = [(c, s) for c, s in swapped if c == colour or s == shape] or swapped
+            new_colours = [(c, shape) for c in range(6) if c not in colours]
+            new_shapes = [(colour, s) for s in range(10) if s not in shapes]
+            rivals = [dice.choice(rivals) for rivals in (new_colours, new_shapes, swapped or new_colours)]
             values = [float(row[where[-1, c, s, -1, -1]]) for c, s in [(colour, shape), *rivals]]
             hits.append(values[0] > max(values[1:]))
     model.train()
@@ -181,11 +204,10 @@ def train(arguments: argparse.Namespace) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     if not cache.exists():
         parts = [draw(arguments.images, TRAIN_SEED), draw(arguments.test, TEST_SEED)]
-        np.savez(cache, *(array.numpy() for part in parts for array in (part.images, part.objects)))
+        np.savez(cache, *(array.numpy() for part in parts for array in (part.images, part.objects, part.owners)))
         print(f"drew {len(parts[0].images)} scenes", flush=True)
-    data, test = (
-        Drawn(*(torch.from_numpy(np.load(cache)[f"arr_{i}"]) for i in pair)) for pair in ((0, 1), (2, 3))
-    )
+    arrays = [torch.from_numpy(array) for array in np.load(cache).values()]
+    data, test = Drawn(*arrays[:3]), Drawn(*arrays[3:])
     tokenizer = WordTokenizer(card["words"], card["fillers"])
     tokens = tokenizer([text_of(caption) for caption in CAPTIONS])
     index = {caption: number for number, caption in enumerate(CAPTIONS)}
@@ -201,29 +223,47 @@ def train(arguments: argparse.Namespace) -> None:
     while spent < arguments.seconds:
         begin, progress = time.time(), spent / arguments.seconds
         chosen = torch.randint(len(data.images), (arguments.batch,))
-        images, objects = vary(data.images[chosen], data.objects[chosen])
+        scenes = vary(data[chosen])
+        images, objects = scenes.images, scenes.objects
         captions = torch.cat([plain, longer_captions(objects, 96)])
         rows = torch.tensor([index[tuple(caption)] for caption in captions.tolist()])
         count = patches_to_keep(progress)
         kept = None if count == PATCHES else choose_patches(len(images), PATCHES, count, "cpu")
         with torch.autocast("cpu", torch.bfloat16):
-            pooled = features(model.vision, scale(images), kept)[:, 0]
-        embeddings = normalize(model.vision.head(pooled.float()), dim=1)
+            seen = features(model.vision, scale(images), kept)
+        embeddings = normalize(model.vision.head(seen[:, 1:].float().mean(1)), dim=1)
         texts = normalize(model.text(tokens[rows]), dim=1)
         logits = embeddings @ texts.T * model.logit_scale.exp() + model.logit_bias
         is_true, is_clear = truth(objects, captions)
         loss = binary_cross_entropy_with_logits(logits, is_true.float(), reduction="none") * is_clear
-        (loss[:, : len(plain)].sum() / len(images) + 0.5 * loss[:, len(plain) :].sum() / len(images)).backward()
+        total = (loss[:, : len(plain)].sum() + 0.5 * loss[:, len(plain) :].sum()) / len(images)
+        if progress < 0.7:
+            total = total + 2 * patch_loss(model, seen[:, 1:].float(), scenes, kept, texts[: len(plain)])
+        total.backward()
         optimiser.step(learning_rate(progress, arguments.rate))
         spent += time.time() - begin
         if spent - reported > arguments.every or spent >= arguments.seconds:
             reported = spent
             averaged.load_state_dict(averaged.state_dict() | optimiser.averaged)
             found = report(averaged, tokens, test)
-            print(f"{spent:.0f} s, {optimiser.steps} steps, loss {float(loss[:, :60].sum() / len(images)):.3f}: {found}", flush=True)
+            print(
+                f"{spent:.0f} s, {optimiser.steps} steps, loss {float(loss.detach()[:, :60].sum() / len(images)):.3f}: {found}",
+                flush=True,
+            )
             torch.save({"model": model.state_dict(), "optimiser": optimiser.state(), "spent": spent}, f"{saved}.part")
             os.replace(f"{saved}.part", saved)
             save_half(averaged.state_dict(), arguments.out / "scenes-text.safetensors")
+
+
+def patch_loss(model: CaptionModel, tokens: Tensor, scenes: Drawn, kept: Tensor | None, texts: Tensor) -> Tensor:
+    """Which caption belongs to a patch that lies on an object: cross-entropy over the plain ones."""
+    owners = scenes.owners.flatten(1)
+    owners = owners if kept is None else owners.gather(1, kept)
+    colour, shape = (scenes.objects[..., column].gather(1, owners.clamp(min=0)) for column in (1, 2))
+    on_object = owners >= 0
+    embeddings = normalize(model.vision.head(tokens[on_object]), dim=1)
+    number = (colour * len(SHAPE_NAMES) + shape)[on_object]
+    return cross_entropy(embeddings @ texts.T * model.logit_scale.exp(), number)
 
 
 def patches_to_keep(progress: float) -> int:

@@ -21,7 +21,7 @@ from rich.table import Table
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
 from vitrail.cli.outputs import file_stems, join_parts, params_part, plural
-from vitrail.cli.questions import ContrastError, Question
+from vitrail.cli.questions import ContrastError, Question, check_reads_texts, merged
 from vitrail.cli.sources import Source, find_sources, skipped_files, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
@@ -107,6 +107,12 @@ def explain(
         typer.Option(help="Class to explain: a name, a number, @label (the true class) or @predicted, the default."),
     ] = None,
     against: options.Against = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text to explain, of a model that reads texts: any, not a class.")
+    ] = None,
+    against_text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Explain the text or target as opposed to this text.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
@@ -131,6 +137,7 @@ def explain(
     as_json: options.Json = False,
 ) -> None:
     """Explain predictions: which parts of an image are evidence for a class, and which against it."""
+    target, against = merged("--target", target, text), merged("--against", against, against_text)
     if top > 1 and target is not None:
         raise VitrailError("--top explains the most likely classes and --target a single class: use only one of them.")
     if sort is not None and sort not in ORDERS:
@@ -145,7 +152,9 @@ def explain(
 
     load_plugins(plugin or [])
     question = Question(target, against)
-    view = load(model, device=device, dtype=dtype, **load_options).asked_about(question.texts)
+    view = load(model, device=device, dtype=dtype, **load_options)
+    check_reads_texts(view, text, against_text)
+    view = view.asked_about(question.texts)
     request = Request(question, top, metrics, curves, trust, look, sort)
     if run(_build(view, method, params), request, sources, out, as_json):
         raise typer.Exit(1)

@@ -3,6 +3,9 @@ from .base import Example as Example
 from .base import Object as Object
 from .base import Subset as Subset
 from .base import read_indices as read_indices
+from .captions import CaptionedObject as CaptionedObject
+from .captions import CaptionedScene as CaptionedScene
+from .captions import CaptionedScenes as CaptionedScenes
 from .cifar import Cifar as Cifar
 from .coco import Coco as Coco
 from .folder import ImageFolder as ImageFolder
@@ -17,6 +20,7 @@ from .names import DATA_SETS as DATA_SETS
 from .names import data_set as data_set
 from .names import open_data as open_data
 from .pets import OxfordPets as OxfordPets
+from .scene_data import CaptionedSceneData as CaptionedSceneData
 from .scene_data import SceneData as SceneData
 from .scenes import Scene as Scene
 from .scenes import SceneObject as SceneObject

@@ -58,9 +58,9 @@ def describe(shape: str, colour: str = "", size: str = "", place: str = "") -> s
 class CaptionedScenes(Sequence[CaptionedScene]):
     """`n` scenes of two or three objects; `objects=2` or `objects=3` fixes the number.
 
-    The second object shares its colour, its shape or neither with the first, and the third shares the other of the
-    two; `shared="colour"` or `shared="shape"` fixes what the second shares. No two objects have the same caption.
-    Scenes are drawn when asked for, from their seed and index alone.
+    The second object shares its colour or its shape with the first, and the third shares the other of the two; or
+    all differ in both. `shared="colour"` or `shared="shape"` fixes what the second shares. No two objects have the
+    same caption. Scenes are drawn when asked for, from their seed and index alone.
     """
 
     labels: tuple[str, ...] = CAPTIONS
@@ -100,9 +100,7 @@ class CaptionedScenes(Sequence[CaptionedScene]):
         return draw_captioned(self.seed, index, self.objects, self.shared)
 
 
-def draw_captioned(
-    seed: int, index: int, objects: int | None = None, shared: Shared | None = None
-) -> CaptionedScene:
+def draw_captioned(seed: int, index: int, objects: int | None = None, shared: Shared | None = None) -> CaptionedScene:
     """Scene `index` of `seed`; the dice decide what `objects` and `shared` leave open."""
     dice = Dice(seed, index)
     drawn_count, drawn_shared = 2 + dice.below(2), (*SHARED, None)[dice.below(3)]
@@ -124,9 +122,7 @@ def _captioned(mask: Mask, colour: str, shape: str, x: int, y: int, radius: int)
     x0, y0, x1, y1 = map(int, box)
     size = next(name for name, (_, largest) in SIZES.items() if radius <= largest)
     places = _sides(x, ACROSS) + _sides(y, DOWN)
-    return CaptionedObject(
-        CAPTIONS.index(describe(shape, colour)), mask, (x0, y0, x1, y1), colour, shape, size, places
-    )
+    return CaptionedObject(CAPTIONS.index(describe(shape, colour)), mask, (x0, y0, x1, y1), colour, shape, size, places)
 
 
 def _sides(position: int, names: tuple[str, str]) -> tuple[str, ...]:
@@ -136,17 +132,15 @@ def _sides(position: int, names: tuple[str, str]) -> tuple[str, ...]:
 
 def _looks(dice: Dice, shared: Shared | None) -> list[tuple[str, str]]:
     """Colour and shape of three objects: the second is like the first in what is shared, the third in the other."""
-    colours, shapes = _two_of(dice, [*COLOURS]), _two_of(dice, [*SHAPES])
-    same_colour, same_shape = (colours[0], shapes[1]), (colours[1], shapes[0])
-    first = (colours[0], shapes[0])
-    if shared is None:  # the third goes with both
-        return [first, (colours[1], shapes[1]), (same_colour, same_shape)[dice.below(2)]]
+    colours, shapes = _three_of(dice, [*COLOURS]), _three_of(dice, [*SHAPES])
+    if shared is None:
+        return list(zip(colours, shapes, strict=True))
+    first, same_colour, same_shape = (colours[0], shapes[0]), (colours[0], shapes[1]), (colours[1], shapes[0])
     return [first, same_colour, same_shape] if shared == "colour" else [first, same_shape, same_colour]
 
 
-def _two_of(dice: Dice, names: list[str]) -> tuple[str, str]:
-    first = dice.below(len(names))
-    return names[first], names[(first + 1 + dice.below(len(names) - 1)) % len(names)]
+def _three_of(dice: Dice, names: list[str]) -> list[str]:
+    return [names.pop(dice.below(len(names))) for _ in range(3)]
 
 
 def _places(dice: Dice, count: int) -> list[tuple[int, int, int]]:

@@ -222,7 +222,7 @@ class Canvas:
         return lump
 
     def _standing_out(self, dice: Dice, tries: int, hue: int | None = None) -> tuple[Ints, Ints]:
-        """A pair of colours, of one hue where it is given: of several drawn, the pair farthest from the background's."""
+        """A pair of colours, of one hue if given: of several drawn, the pair farthest from the background's."""
         pairs = [_any_pair(dice) if hue is None else _pair_of_hue(dice, hue) for _ in range(tries)]
         return max(pairs, key=lambda pair: min(int(abs(a - b).sum()) for a in pair for b in self.palette))
 

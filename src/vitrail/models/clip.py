@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from vitrail.core import parts
 from vitrail.models import huggingface
-from vitrail.models.huggingface import adapts_to_input as adapts_to_input
-from vitrail.models.huggingface import native_size as native_size
-from vitrail.models.huggingface import takes_other_sizes as takes_other_sizes
 from vitrail.models.translation import linear
 
 MODELS = ("CLIPModel", "SiglipModel")
+native_size = huggingface.native_size
+takes_other_sizes = huggingface.takes_other_sizes
+adapts_to_input = huggingface.adapts_to_input
 
 
 def is_clip(module: Any) -> bool:

@@ -103,6 +103,7 @@ class View:
     # What a view can do beyond logits. A plain ViT has tokens; a hierarchical one has stages with features.
 
     has_tokens: ClassVar[bool] = False
+    reads_texts: ClassVar[bool] = False  # whether its classes are texts, and others can be asked about
 
     @property
     def grid(self) -> tuple[int, int]:

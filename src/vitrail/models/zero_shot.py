@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +55,8 @@ class ZeroShotViT(ViT):
 
     prompts: dict[str, list[str]] = field(kw_only=True)
     tokenizer: Any = field(kw_only=True)
+
+    reads_texts: ClassVar[bool] = True
 
     @property
     def texts(self) -> Tensor:
