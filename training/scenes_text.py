@@ -45,6 +45,7 @@ CAPTIONS = [
     for across, down in ((-1, -1), (0, -1), (1, -1), (-1, 0), (-1, 1))
     if (size, colour, shape, across, down) != (-1,) * 5
 ]
+NUMBERS = {caption: number for number, caption in enumerate(CAPTIONS)}
 PLAIN = [caption[0] == caption[3] == caption[4] == -1 < min(caption[1:3]) for caption in CAPTIONS]  # "a red star"
 
 
@@ -168,7 +169,7 @@ def report(model: CaptionModel, tokens: Tensor, test: Drawn) -> str:
     lowest = scores[:, plain].masked_fill(~is_true[:, plain], 9).amin(1)
     highest = scores[:, plain].masked_fill(is_true[:, plain], -9).amax(1)
     right = ((logits > 0) == is_true)[is_clear]
-    where, hits = {caption: number for number, caption in enumerate(CAPTIONS)}, []
+    hits = []
     for row, objects in zip(scores, test.objects.tolist(), strict=True):
         present = {(item[1], item[2]) for item in objects if item[0] >= 0}
         for colour, shape in present:
@@ -178,7 +179,7 @@ def report(model: CaptionModel, tokens: Tensor, test: Drawn) -> str:
             new_colours = [(c, shape) for c in range(6) if c not in colours]
             new_shapes = [(colour, s) for s in range(10) if s not in shapes]
             rivals = [dice.choice(rivals) for rivals in (new_colours, new_shapes, swapped or new_colours)]
-            values = [float(row[where[-1, c, s, -1, -1]]) for c, s in [(colour, shape), *rivals]]
+            values = [float(row[NUMBERS[-1, c, s, -1, -1]]) for c, s in [(colour, shape), *rivals]]
             hits.append(values[0] > max(values[1:]))
     model.train()
     return (
@@ -195,61 +196,63 @@ def build(card: dict) -> CaptionModel:
     return model
 
 
+def prepare(folder: Path, images: int, test: int) -> tuple[Drawn, Drawn]:
+    """Scenes to train on and held-out ones, drawn once."""
+    cache = folder / "scenes-text.npz"
+    if not cache.exists():
+        parts = [draw(images, TRAIN_SEED), draw(test, TEST_SEED)]
+        np.savez(cache, *(array.numpy() for part in parts for array in (part.images, part.objects, part.owners)))
+        print(f"drew {images} scenes", flush=True)
+    arrays = [torch.from_numpy(array) for array in np.load(cache).values()]
+    return Drawn(*arrays[:3]), Drawn(*arrays[3:])
+
+
+def loss_of(model: CaptionModel, tokens: Tensor, scenes: Drawn, progress: float) -> Tensor:
+    """Which captions are true of each scene, and at first which one belongs to each patch."""
+    plain = torch.tensor([caption for caption, is_plain in zip(CAPTIONS, PLAIN, strict=True) if is_plain])
+    captions = torch.cat([plain, longer_captions(scenes.objects, 96)])
+    rows = torch.tensor([NUMBERS[tuple(caption)] for caption in captions.tolist()])
+    images, count = scenes.images, patches_to_keep(progress)
+    kept = None if count == PATCHES else choose_patches(len(images), PATCHES, count, "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        patches = features(model.vision, scale(images), kept)[:, 1:].float()
+    embeddings = normalize(model.vision.head(patches.mean(1)), dim=1)
+    texts = normalize(model.text(tokens[rows]), dim=1)
+    logits = embeddings @ texts.T * model.logit_scale.exp() + model.logit_bias
+    is_true, is_clear = truth(scenes.objects, captions)
+    weight = is_clear * torch.where(torch.arange(len(captions)) < len(plain), 1.0, 0.5)
+    loss = binary_cross_entropy_with_logits(logits, is_true.float(), weight, reduction="sum") / len(images)
+    return loss + 2 * patch_loss(model, patches, scenes, kept, texts[: len(plain)]) if progress < 0.7 else loss
+
+
 def train(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
-    card = json.loads((WEIGHTS / "scenes-text.json").read_text(encoding="utf-8"))
-    cache, saved = arguments.out / "scenes-text.npz", arguments.out / "scenes-text.pt"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if not cache.exists():
-        parts = [draw(arguments.images, TRAIN_SEED), draw(arguments.test, TEST_SEED)]
-        np.savez(cache, *(array.numpy() for part in parts for array in (part.images, part.objects, part.owners)))
-        print(f"drew {len(parts[0].images)} scenes", flush=True)
-    arrays = [torch.from_numpy(array) for array in np.load(cache).values()]
-    data, test = Drawn(*arrays[:3]), Drawn(*arrays[3:])
-    tokenizer = WordTokenizer(card["words"], card["fillers"])
-    tokens = tokenizer([text_of(caption) for caption in CAPTIONS])
-    index = {caption: number for number, caption in enumerate(CAPTIONS)}
-    plain = torch.tensor([caption for caption, is_plain in zip(CAPTIONS, PLAIN, strict=True) if is_plain])
-    model, averaged = build(card), build(card)
-    optimiser = Optimiser(model, average=0.995)
-    spent = reported = 0.0
+    data, test = prepare(arguments.out, arguments.images, arguments.test)
+    card = json.loads((WEIGHTS / "scenes-text.json").read_text(encoding="utf-8"))
+    tokens = WordTokenizer(card["words"], card["fillers"])([text_of(caption) for caption in CAPTIONS])
+    model, averaged, saved = build(card), build(card), arguments.out / "scenes-text.pt"
+    optimiser, spent = Optimiser(model, average=0.995), 0.0
     if saved.exists():
         state = torch.load(saved, weights_only=True)
         model.load_state_dict(state["model"])
         optimiser.load(state["optimiser"])
-        spent = reported = state["spent"]
+        spent = state["spent"]
+    reported = spent
     while spent < arguments.seconds:
         begin, progress = time.time(), spent / arguments.seconds
-        chosen = torch.randint(len(data.images), (arguments.batch,))
-        scenes = vary(data[chosen])
-        images, objects = scenes.images, scenes.objects
-        captions = torch.cat([plain, longer_captions(objects, 96)])
-        rows = torch.tensor([index[tuple(caption)] for caption in captions.tolist()])
-        count = patches_to_keep(progress)
-        kept = None if count == PATCHES else choose_patches(len(images), PATCHES, count, "cpu")
-        with torch.autocast("cpu", torch.bfloat16):
-            seen = features(model.vision, scale(images), kept)
-        embeddings = normalize(model.vision.head(seen[:, 1:].float().mean(1)), dim=1)
-        texts = normalize(model.text(tokens[rows]), dim=1)
-        logits = embeddings @ texts.T * model.logit_scale.exp() + model.logit_bias
-        is_true, is_clear = truth(objects, captions)
-        loss = binary_cross_entropy_with_logits(logits, is_true.float(), reduction="none") * is_clear
-        total = (loss[:, : len(plain)].sum() + 0.5 * loss[:, len(plain) :].sum()) / len(images)
-        if progress < 0.7:
-            total = total + 2 * patch_loss(model, seen[:, 1:].float(), scenes, kept, texts[: len(plain)])
-        total.backward()
+        scenes = vary(data[torch.randint(len(data.images), (arguments.batch,))])
+        loss = loss_of(model, tokens, scenes, progress)
+        loss.backward()
         optimiser.step(learning_rate(progress, arguments.rate))
         spent += time.time() - begin
         if spent - reported > arguments.every or spent >= arguments.seconds:
             reported = spent
             averaged.load_state_dict(averaged.state_dict() | optimiser.averaged)
-            found = report(averaged, tokens, test)
-            print(
-                f"{spent:.0f} s, {optimiser.steps} steps, loss {float(loss.detach()[:, :60].sum() / len(images)):.3f}: {found}",
-                flush=True,
-            )
+            results = f"loss {float(loss.detach()):.3f}: {report(averaged, tokens, test)}"
+            print(f"{spent:.0f} s, {optimiser.steps} steps, {results}", flush=True)
             torch.save({"model": model.state_dict(), "optimiser": optimiser.state(), "spent": spent}, f"{saved}.part")
             os.replace(f"{saved}.part", saved)
             save_half(averaged.state_dict(), arguments.out / "scenes-text.safetensors")
