@@ -1,8 +1,9 @@
 """Trains the embedded model `scenes-text` on captioned scenes: `python training/scenes_text.py --out FOLDER`.
 
 The image tower starts from the weights of `scenes`, which knows the shapes; what it must learn is which colour goes
-with which shape. For most of the run its patches are taught too: the embedding of a patch on an object is compared with
-the caption of that object. Runs on one core of a CPU; the same command goes on from the last save.
+with which shape. A picture is the mean of its patches, so the embeddings of captions are kept apart: were that of "a red
+star" the sum of red and star, a red star and a blue ring would look like a red ring and a blue star. For most of the run
+the patches are taught too: the embedding of a patch on an object is compared with the caption of that object. Runs on one core of a CPU; the same command goes on from the last save.
 """
 
 from __future__ import annotations
@@ -207,6 +208,22 @@ def prepare(folder: Path, images: int, test: int) -> tuple[Drawn, Drawn]:
     return Drawn(*arrays[:3]), Drawn(*arrays[3:])
 
 
+def overlap(texts: Tensor) -> Tensor:
+    """How far from orthogonal embeddings of length 1 are: the squared cosines to all others, in the mean."""
+    return (texts @ texts.T - torch.eye(len(texts))).square().sum() / len(texts)
+
+
+def spread(model: CaptionModel, tokens: Tensor, steps: int = 300) -> None:
+    """Trains the text tower alone until the plain captions are nearly orthogonal."""
+    optimiser = torch.optim.AdamW(model.text.parameters(), 1e-3)
+    for _ in range(steps):
+        loss = overlap(normalize(model.text(tokens[torch.tensor(PLAIN)]), dim=1))
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+    print(f"squared cosines of a caption to all others: {float(loss.detach()):.3f}", flush=True)
+
+
 def loss_of(model: CaptionModel, tokens: Tensor, scenes: Drawn, progress: float) -> Tensor:
     """Which captions are true of each scene, and at first which one belongs to each patch."""
     plain = torch.tensor([caption for caption, is_plain in zip(CAPTIONS, PLAIN, strict=True) if is_plain])
@@ -222,6 +239,7 @@ def loss_of(model: CaptionModel, tokens: Tensor, scenes: Drawn, progress: float)
     is_true, is_clear = truth(scenes.objects, captions)
     weight = is_clear * torch.where(torch.arange(len(captions)) < len(plain), 1.0, 0.5)
     loss = binary_cross_entropy_with_logits(logits, is_true.float(), weight, reduction="sum") / len(images)
+    loss = loss + overlap(texts[: len(plain)])
     return loss + 2 * patch_loss(model, patches, scenes, kept, texts[: len(plain)]) if progress < 0.7 else loss
 
 
@@ -234,10 +252,13 @@ def train(arguments: argparse.Namespace) -> None:
     card = json.loads((WEIGHTS / "scenes-text.json").read_text(encoding="utf-8"))
     tokens = WordTokenizer(card["words"], card["fillers"])([text_of(caption) for caption in CAPTIONS])
     model, averaged, saved = build(card), build(card), arguments.out / "scenes-text.pt"
-    optimiser, spent = Optimiser(model, average=0.995), 0.0
-    if saved.exists():
-        state = torch.load(saved, weights_only=True)
+    state = torch.load(saved, weights_only=True) if saved.exists() else None
+    if state is None:
+        spread(model, tokens)
+    else:
         model.load_state_dict(state["model"])
+    optimiser, spent = Optimiser(model, average=0.995), 0.0
+    if state is not None:
         optimiser.load(state["optimiser"])
         spent = state["spent"]
     reported = spent
