@@ -3,6 +3,8 @@
 Run: python benchmarks/captions.py [--methods NAME,NAME] [--scenes 100] [--few 10] [--captions 1000] [--out FILE.md]
 Caption: the share of objects whose caption scores higher than three wrong ones: a colour that is not in the picture, a
 shape that is not, and, where there is such a caption, the colour of one object with the shape of another.
+Sizes, places: the share of objects of which the true size or side is preferred to the opposite one; 50 % is chance, and
+the mean over the words is taken, because more objects are small than large.
 Pointing: the share of maps whose largest patch (pixel maps are averaged over each patch) overlaps the named object, in
 pictures of two objects of one colour, of two objects of one shape, and of three objects: red star, red ring, blue star.
 Discriminativity, in the latter: of the evidence for "a red star" on the star and the other object, the share on the
@@ -15,7 +17,7 @@ import argparse
 import platform
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.calls import split_call, split_list
-from vitrail.data import CaptionedScene, CaptionedScenes
+from vitrail.data import CaptionedScene, CaptionedScenes, captions
 from vitrail.data.captions import COLOURS, describe
 from vitrail.data.drawing import SHAPES
 from vitrail.files import save_atomically
@@ -42,8 +44,8 @@ SEED = 2_000_001  # neither of training nor of testing
 KINDS = {"one colour": (2, "colour"), "one shape": (2, "shape"), "three objects": (3, "colour")}
 OFTEN = 60  # forward passes from which a method is measured on fewer scenes
 # Parameters that bring methods of many passes within reach of a CPU; an 8 × 8 grid needs fewer masks than 14 × 14.
-CHEAPER = {"rise": "masks=500", "shapley": "permutations=8", "hsic": "masks=300", "lime": "samples=300",
-           "kernel_shap": "samples=300", "score_cam": "", "pami": "", "tis": "masks=256"}  # fmt: skip
+CHEAPER = {"rise": "masks=300", "shapley": "permutations=4", "hsic": "samples=200", "lime": "samples=200",
+           "kernel_shap": "samples=200", "tis": "masks=256"}  # fmt: skip
 LAYERED = ["decompx.skipplus", "decompx.plus", "full_grad_plus.skipplus(rule=frozen)", "att_cat(rule=frozen)"]
 LEFT_OUT = ("vit_shapley",)  # needs an explainer trained for the model
 AGNOSTIC = ["raw_attention", "rollout", "random"]
@@ -61,6 +63,10 @@ def main() -> None:
     begin, view = time.time(), vitrail.load("scenes-text", device=options.device)
     right, count = caption_accuracy(view, CaptionedScenes(options.captions, SEED))
     accuracy = f"Right caption of four: {right:.2%} of {count} objects in {options.captions} scenes."
+    words = word_accuracy(view, CaptionedScenes(options.captions, SEED))
+    for kind, names in (("Sizes", captions.SIZES), ("Places", (*captions.ACROSS, *captions.DOWN))):
+        shares = ", ".join(f"{name} {words[name]:.1%}" for name in names)
+        accuracy += f" {kind} told from their opposites: {np.mean([words[name] for name in names]):.1%} ({shares})."
     print(accuracy, flush=True)
     calls = split_list(options.methods) if options.methods else default_calls(view)
     rows = []
@@ -81,7 +87,7 @@ def main() -> None:
 def default_calls(view: View) -> list[str]:
     """Every method that depends on the class and runs on this model, and three that do not depend on it."""
     names = [name for name, info in vitrail.list_methods("*").items() if info.class_specific and "." not in name]
-    calls = [f"{name}({CHEAPER[name]})" if CHEAPER.get(name) else name for name in names if name not in LEFT_OUT]
+    calls = [f"{name}({CHEAPER[name]})" if name in CHEAPER else name for name in names if name not in LEFT_OUT]
     return [*LAYERED, *calls, *AGNOSTIC]
 
 
@@ -103,6 +109,34 @@ def caption_accuracy(view: View, scenes: CaptionedScenes) -> tuple[float, int]:
     return float(np.mean(hits)), len(hits)
 
 
+def word_accuracy(view: View, scenes: CaptionedScenes) -> dict[str, float]:
+    """Word for a size or a side → how often the caption with it is preferred, where it is true, to the opposite one."""
+    pairs = (tuple(captions.SIZES), captions.ACROSS, captions.DOWN)
+    opposite = {word: other for pair in pairs for word, other in (pair, pair[::-1])}
+    hits: dict[str, list[bool]] = {word: [] for word in opposite}
+    for start in range(0, len(scenes), 100):
+        batch = scenes[start : start + 100]
+        asked = [
+            (number, word, *(_with_word(item, name) for name in (word, opposite[word])))
+            for number, scene in enumerate(batch)
+            for item in scene.objects
+            for word in (item.size, *item.places)
+        ]
+        further = view.asked_about([text for *_, true, false in asked for text in (true, false)])
+        with torch.no_grad():
+            logits = further.logits(pixels(view, batch)).cpu()
+        for number, word, true, false in asked:
+            hits[word].append(
+                bool(logits[number, further.class_index(true)] > logits[number, further.class_index(false)])
+            )
+    return {word: float(np.mean(values)) for word, values in hits.items()}
+
+
+def _with_word(item: captions.CaptionedObject, word: str) -> str:
+    size, place = (word, "") if word in captions.SIZES else ("", word)
+    return describe(item.shape, item.colour, size, place)
+
+
 def wrong_captions(scene: CaptionedScene, colour: str, shape: str, seed: int) -> list[str]:
     """Three captions that are not true of any object of the scene."""
     dice, present = random.Random(seed), {(item.colour, item.shape) for item in scene.objects}
@@ -121,9 +155,7 @@ def measure(view: View, method: Method, count: int) -> dict[str, float]:
     results: dict[str, float] = {}
     for kind, (objects, shared) in KINDS.items():
         hits, shares = [], []
-        for scene in CaptionedScenes(count, SEED, objects, shared):
-            image = pixels(view, [scene]).expand(objects, -1, -1, -1)
-            maps = method.attribute(image, [item.label for item in scene.objects]).cpu()
+        for scene, maps in explained(view, method, CaptionedScenes(count, SEED, objects, shared)):
             masks = [torch.from_numpy(item.mask) for item in scene.objects]
             hits += [hit(values, mask)[0] for values, mask in zip(maps, masks, strict=True)]
             weights = mass(F.interpolate(maps[None, :1], size=masks[0].shape, mode="bilinear")[0, 0])
@@ -134,6 +166,17 @@ def measure(view: View, method: Method, count: int) -> dict[str, float]:
             same_colour, same_shape = np.mean(shares, axis=0)
             results |= {"from the red ring": float(same_colour), "from the blue star": float(same_shape)}
     return results
+
+
+def explained(
+    view: View, method: Method, scenes: CaptionedScenes, batch: int = 10
+) -> Iterator[tuple[CaptionedScene, Tensor]]:
+    """Each scene with the maps of its captions."""
+    for start in range(0, len(scenes), batch):
+        part = scenes[start : start + batch]
+        images = pixels(view, [scene for scene in part for _ in scene.objects])
+        maps = method.attribute(images, [item.label for scene in part for item in scene.objects]).cpu()
+        yield from zip(part, maps.split([len(scene.objects) for scene in part]), strict=True)
 
 
 def report(table: pd.DataFrame, accuracy: str, options: argparse.Namespace, seconds: float) -> str:

@@ -1,9 +1,10 @@
 """Trains the embedded model `scenes-text` on captioned scenes: `python training/scenes_text.py --out FOLDER`.
 
 The image tower starts from the weights of `scenes`, which knows the shapes; what it must learn is which colour goes
-with which shape. A picture is the mean of its patches, so the embeddings of captions are kept apart: were that of "a red
-star" the sum of red and star, a red star and a blue ring would look like a red ring and a blue star. For most of the run
-the patches are taught too: the embedding of a patch on an object is compared with the caption of that object. Runs on one core of a CPU; the same command goes on from the last save.
+with which shape. A picture is the mean of its patches, so the embeddings of captions are kept apart: were that of "a
+red star" the sum of red and star, a red star and a blue ring would look like a red ring and a blue star. For most of
+the run the patches are taught too: the embedding of a patch on an object is compared with the caption of that object.
+Runs on one core of a CPU; the same command goes on from the last save.
 """
 
 from __future__ import annotations
