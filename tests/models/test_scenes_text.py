@@ -126,7 +126,7 @@ def test_it_tells_the_caption_from_hard_wrong_ones() -> None:
             texts = [captions.describe(item.shape, absent), captions.describe(shape, item.colour), *mixed]
             wrong = [numbers[text] for text in texts if text not in true]
             hits.append(bool((row[item.label] > row[wrong]).all()))
-    assert sum(hits) / len(hits) >= 0.93
+    assert sum(hits) / len(hits) >= 0.95
 
 
 @pytest.mark.xfail(strict=True, reason="the shipped weights tell sizes and places from their opposites too rarely")
