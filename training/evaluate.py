@@ -1,7 +1,7 @@
 """Prints the accuracy of the models that ship, from the files in the package.
 
 python training/evaluate.py --tiny-imagenet FOLDER --photos FOLDER
-Without --tiny-imagenet or --photos that part is left out; `scenes` needs no data.
+Without --tiny-imagenet or --photos that part is left out; `scenes` and `scenes-text` need no data.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import scenes_text
 import tiny_imagenet
 import torch
 from kept_tokens import predict
 from scenes import TEST_SEED, draw, scale
 from shipping import load_shipped
 from torch import Tensor
+
+import vitrail
 
 WEIGHTS = Path(__file__).parent.parent / "src" / "vitrail" / "weights"
 
@@ -62,6 +65,13 @@ def evaluate_scenes(weights: Path, device: str, count: int) -> None:
             print(f"scenes, {count} held-out scenes of {objects}, {name}: all in the top {objects} {percent(right)}")
 
 
+def evaluate_scenes_text(count: int) -> None:
+    view = vitrail.load("scenes-text", device="cpu")
+    tokens = view.tokenizer([scenes_text.text_of(caption) for caption in scenes_text.CAPTIONS])
+    test = scenes_text.draw(count, scenes_text.TEST_SEED)
+    print(f"scenes-text, {count} held-out scenes: {scenes_text.report(view.module.model, tokens, test)}")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny-imagenet", type=Path, help="folder with val.npz")
@@ -73,3 +83,4 @@ if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     evaluate_photo(arguments.weights, device, arguments.tiny_imagenet, arguments.photos)
     evaluate_scenes(arguments.weights, device, arguments.scenes)
+    evaluate_scenes_text(arguments.scenes)

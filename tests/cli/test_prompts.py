@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests import families
 from tests.cli.common import Run, error_line, noise, results_in
 
@@ -14,6 +15,7 @@ from vitrail.app.server.settings import Settings
 from vitrail.app.server.tasks import Request, find_explanation
 from vitrail.bench.store import Store
 from vitrail.cli.serve import check_options
+from vitrail.data import CaptionedScenes
 from vitrail.errors import VitrailError
 
 PROMPTS = ["--prompt", "a photo of a cat", "--prompt", "a photo of a dog"]
@@ -38,6 +40,34 @@ def test_a_new_text_is_explained(vit: Run, model: str, photo: Path, place: Path)
     assert (ex.label, ex.against_label) == ("a red star", "a photo of a cat")
     assert ex.model is not None
     assert ex.model.labels == ("a photo of a cat", "a photo of a dog", "a red star")
+
+
+def test_a_text_against_a_text(vit: Run, place: Path) -> None:
+    Image.fromarray(CaptionedScenes(1, 5)[0].image).save(place / "scene.png")
+    texts = ["--text", "a red star", "--against-text", "a large blue object"]
+    result = vit("explain", "scene.png", "--model", "scenes-text", *texts, "--no-trust")
+    assert (result.code, result.err) == (0, "")
+    (picture,) = place.glob("vitrail-out/*.png")
+    assert picture.name == "scene.decompx.skipplus.5-a-red-star.not-60-a-large-blue-object.png"
+    ex = vitrail.open(picture)
+    assert (ex.label, ex.against_label) == ("a red star", "a large blue object")
+
+
+def test_wrong_texts(vit: Run, photo: Path, place: Path) -> None:
+    explain = ["explain", photo, "--model", "scenes-text"]
+    boat = error_line(vit(*explain, "--text", "a red boat"))
+    assert "the model does not know 'boat' in 'a red boat': its words are small, large, red" in boat
+    assert "not empty" in error_line(vit(*explain, "--text", ""))
+    assert "--text takes a text such as 'a red star', but got '3'" in error_line(vit(*explain, "--text", "3"))
+    assert "--against-text takes a text" in error_line(vit(*explain, "--against-text", "@label"))
+    both = ["--target", "a red star", "--text", "a blue star"]
+    assert "--target and --text both say what to explain" in error_line(vit(*explain, *both))
+    both = ["--against", "1", "--against-text", "a blue star"]
+    assert "--against and --against-text both" in error_line(vit(*explain, *both))
+    for option in ("--text", "--against-text"):
+        message = error_line(vit("explain", photo, option, "a red star"))
+        assert "photo is a classifier, which reads no texts: use --target CLASS" in message
+    assert results_in(place) == set()
 
 
 def test_texts_are_compared(vit: Run, model: str, photo: Path, place: Path) -> None:

@@ -25,6 +25,8 @@ from vitrail.data import (
 from vitrail.data.names import data_name
 from vitrail.errors import VitrailError
 
+DRAWN = ("scenes", "scenes_text", "samples")  # which have no folder
+
 
 def test_every_object_of_every_scene_is_an_example():
     scenes = Scenes(12, seed=3)
@@ -81,7 +83,7 @@ def layout_of_each(root):
         "imagenet_s": "imagenet_s?size=50", "imagenet_segmentation": "seg.mat", "cifar10": "cifar", "cifar100": "cifar",
         "tiny_imagenet": "tiny",
     }  # fmt: skip
-    return {name: f"{name}:{root}/{places.get(name, name)}" for name in DATA_NAMES if name not in ("scenes", "samples")}
+    return {name: f"{name}:{root}/{places.get(name, name)}" for name in DATA_NAMES if name not in DRAWN}
 
 
 def test_every_name_opens(tmp_path):
@@ -137,7 +139,8 @@ def test_what_is_at_hand(tmp_path):
     [
         (
             "imagenot:/data",
-            r"no data set 'imagenot'\. Did you mean imagenet.*scenes, samples, imagenet, imagenet_s.*folder",
+            r"no data set 'imagenot'\. Did you mean imagenet.*"
+            r"scenes, scenes_text, samples, imagenet, imagenet_s.*folder",
         ),
         ("animals", "no data set 'animals'.*or give the path of a folder"),
         ("", "no data set ''"),

@@ -105,6 +105,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mask.save(root / "mask.png")
     safetensors.torch.save_file({"weight": torch.randn(21, SMALL["embed_dim"])}, root / "head.safetensors")
     shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", root)
+    Image.fromarray(vitrail.data.CaptionedScenes(1)[0].image).save(root / "scene.png")
     (root / "photos").mkdir()
     for number in (1, 2):
         shutil.copy(root / "photo.jpg", root / "photos" / f"{number}.jpg")
@@ -152,6 +153,8 @@ def shorten_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def short_model(name: str) -> View:
     view = load_embedded(name)
+    if view.reads_texts:
+        return view
     view.module.blocks = view.module.blocks[:BLOCKS]
     short = vitrail.wrap(view.module, labels=view.labels, output=view.output, name=name)
     short.preprocessing, short.note = view.preprocessing, view.note
@@ -159,8 +162,12 @@ def short_model(name: str) -> View:
 
 
 def shorten_embedded_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded models without most of their blocks, and read from disk once."""
-    monkeypatch.setattr(embedded, "load_embedded", lambda name: copy.deepcopy(short_model(name or embedded.DEFAULT)))
+    """The embedded classifiers without most of their blocks, and read from disk once."""
+
+    def load(name: str | None, prompts: Any = None) -> View:
+        return load_embedded(name, prompts) if prompts else copy.deepcopy(short_model(name or embedded.DEFAULT))
+
+    monkeypatch.setattr(embedded, "load_embedded", load)
 
 
 def answer_for_timm(monkeypatch: pytest.MonkeyPatch) -> None:

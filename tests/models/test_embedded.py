@@ -26,8 +26,8 @@ from vitrail.models.view import View
 SCENES = 80
 
 
-def test_the_embedded_models_are_photo_and_scenes() -> None:
-    assert names() == ("photo", "scenes")
+def test_the_embedded_models() -> None:
+    assert names() == ("photo", "scenes", "scenes-text")
     assert vitrail.load().name == "photo"
 
 

@@ -177,7 +177,8 @@ def make_plan(
 
 def default_model(data: str) -> str:
     """The embedded model that was trained on the classes of the data set."""
-    return "scenes" if data.split(":", maxsplit=1)[0] == "scenes" else "photo"
+    name = data.partition("?")[0].partition(":")[0]
+    return {"scenes": "scenes", "scenes_text": "scenes-text"}.get(name, "photo")
 
 
 def run(

@@ -21,7 +21,7 @@ from rich.table import Table
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
 from vitrail.cli.outputs import duration, file_stems, join_parts, params_part, plural
-from vitrail.cli.questions import ContrastError, OtherQuestion, Question, other_question
+from vitrail.cli.questions import ContrastError, OtherQuestion, Question, check_reads_texts, merged, other_question
 from vitrail.cli.sources import Source, find_sources, skipped_files, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
@@ -80,6 +80,12 @@ def explain(
     ] = None,
     against: options.Against = None,
     other: OtherQuestion,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text to explain, of a model that reads texts: any, not a class.")
+    ] = None,
+    against_text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Explain the text or target as opposed to this text.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=10, help="Explain the K most likely classes side by side.")] = 1,
     out: options.Out = Path("vitrail-out"),
     param: options.Params = None,
@@ -104,6 +110,7 @@ def explain(
     as_json: options.Json = False,
 ) -> None:
     """Explain predictions: which parts of an image are evidence for a class, and which against it."""
+    target, against = merged("--target", target, text), merged("--against", against, against_text)
     if top > 1 and (target is not None or other.target is not None):
         raise VitrailError("--top explains the most likely classes and --target a single class: use only one of them.")
     if sort is not None and sort not in ORDERS:
@@ -117,6 +124,7 @@ def explain(
 
     load_plugins(plugin or [])
     loaded = load(model, device=device, dtype=dtype, **load_options)
+    check_reads_texts(loaded, text, against_text)
     view, question = other.posed(loaded, Question(target, against), [source.path for source in sources])
     run = Run(
         console=Console(stderr=as_json, highlight=False),

@@ -77,9 +77,9 @@ def list_models(pattern: str) -> list[dict[str, Any]]:
     rows: list[tuple[Any, ...]] = []
     for name in embedded.names():
         if fnmatchcase(name, pattern):
-            about = embedded.card(name)["architecture"]
-            size = about["img_size"]
-            rows.append((name, "embedded", about["num_classes"], f"{size}×{size}", "tokens"))
+            about = embedded.card(name)
+            size = about["architecture"]["img_size"]
+            rows.append((name, "embedded", embedded.classes(about), f"{size}×{size}", "tokens"))
     for name in timm.list_models(pattern):
         kind = kind_of_view(name)
         if kind is None:

@@ -24,7 +24,7 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Model: timm name, hf:ORG/NAME, hf:./folder or torchvision:NAME; default: the embedded model.",
+        help="Model: timm name, hf:ORG/NAME, hf:./folder, torchvision:NAME or an embedded one (photo, the default).",
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
@@ -37,9 +37,7 @@ Plugins = Annotated[
 ]
 Prompt = Annotated[
     list[str] | None,
-    typer.Option(
-        "--prompt", metavar="TEXT", help="Class of a CLIP or SigLIP model, as a text; repeat it for each class."
-    ),
+    typer.Option("--prompt", metavar="TEXT", help="Class of a model that reads texts; repeat it for each class."),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Retry what failed in earlier calls.")]
 Trusting = Annotated[

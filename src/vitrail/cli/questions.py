@@ -167,6 +167,29 @@ def other_question(
     return OtherQuestion(target, against)
 
 
+def merged(option: str, name: str | None, text: str | None) -> str | None:
+    """The class that ``--target`` names or ``--text`` spells out, likewise for the class against it."""
+    from vitrail.models.labels import is_number
+
+    if text is None:
+        return name
+    spelled = {"--target": "--text", "--against": "--against-text"}[option]
+    if name is not None:
+        raise VitrailError(f"{option} and {spelled} both say what to explain: use only one of them.")
+    if is_number(text) or text.startswith("@"):
+        raise VitrailError(f"{spelled} takes a text such as 'a red star', but got {text!r}: use {option} for a class.")
+    return text
+
+
+def check_reads_texts(view: View, *texts: str | None) -> None:
+    """Refuses texts for a classifier."""
+    if not view.reads_texts and any(text is not None for text in texts):
+        raise VitrailError(
+            f"{view.name} is a classifier, which reads no texts: use --target CLASS, or a model that does, as "
+            "--model scenes-text or a CLIP (--model hf:… --prompt …)."
+        )
+
+
 def word_part(view: View, word: str) -> str:
     """A class in the name of a file."""
     return word[1:] if word in (LABEL, PREDICTED) else class_part(view, view.class_index(word))

@@ -3,6 +3,10 @@ from .base import Example as Example
 from .base import Object as Object
 from .base import Subset as Subset
 from .base import read_indices as read_indices
+from .captions import CaptionedObject as CaptionedObject
+from .captions import CaptionedScene as CaptionedScene
+from .captions import CaptionedSceneData as CaptionedSceneData
+from .captions import CaptionedScenes as CaptionedScenes
 from .cifar import Cifar as Cifar
 from .coco import Coco as Coco
 from .folder import ImageFolder as ImageFolder

@@ -116,6 +116,20 @@ def _colour(hue: int, saturation: int, value: int) -> Ints:
     return (255 * 255 - saturation * (255 - _hue(hue % 1536))) * value // (255 * 255)
 
 
+def _any_pair(dice: Dice) -> tuple[Ints, Ints]:
+    """A light and a dark colour of hues that may differ."""
+    hue, saturation, value = dice.below(1536), dice.between(90, 235), dice.between(120, 250)
+    light = _colour(hue, saturation, value)
+    return light, _colour(hue + dice.between(-220, 220), saturation * dice.between(40, 100) // 100, value * 3 // 5)
+
+
+def _pair_of_hue(dice: Dice, hue: int) -> tuple[Ints, Ints]:
+    """A light and a dark colour that a name of the hue fits."""
+    saturation, value = dice.between(190, 250), dice.between(190, 250)
+    light = _colour(hue + dice.between(-40, 40), saturation, value)
+    return light, _colour(hue + dice.between(-40, 40), saturation, value * 3 // 5)
+
+
 def _plain(dice: Dice, across: Ints, along: Ints) -> Ints:
     return np.full_like(across, dice.below(256))
 
@@ -208,23 +222,13 @@ class Canvas:
             lump |= dx * dx + dy * dy <= dice.between(2, 6)
         return lump
 
-    def _standing_out(self, dice: Dice, tries: int) -> tuple[Ints, Ints]:
-        """A pair of colours: of several drawn, the pair farthest from the background's."""
-        best, best_distance = None, -1
-        for _ in range(tries):
-            hue, saturation, value = dice.below(1536), dice.between(90, 235), dice.between(120, 250)
-            pair = (
-                _colour(hue, saturation, value),
-                _colour(hue + dice.between(-220, 220), saturation * dice.between(40, 100) // 100, value * 3 // 5),
-            )
-            distance = min(int(abs(colour - other).sum()) for colour in pair for other in self.palette)
-            if distance > best_distance:
-                best, best_distance = pair, distance
-        assert best is not None
-        return best
+    def _standing_out(self, dice: Dice, tries: int, hue: int | None = None) -> tuple[Ints, Ints]:
+        """A pair of colours, of one hue if given: of several drawn, the pair farthest from the background's."""
+        pairs = [_any_pair(dice) if hue is None else _pair_of_hue(dice, hue) for _ in range(tries)]
+        return max(pairs, key=lambda pair: min(int(abs(a - b).sum()) for a in pair for b in self.palette))
 
-    def paint_object(self, dice: Dice, mask: Mask, x: int, y: int, radius: int) -> None:
-        light, dark = self._standing_out(dice, 6)
+    def paint_object(self, dice: Dice, mask: Mask, x: int, y: int, radius: int, hue: int | None = None) -> None:
+        light, dark = self._standing_out(dice, 6, hue)
         if dice.below(2):
             light, dark = dark, light
         paint = textured(dice, light, dark, x, y)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from vitrail.data.base import DataSet, Joined
+from vitrail.data.captions import CaptionedScene, CaptionedSceneData, CaptionedScenes, Shared
 from vitrail.data.crops import Crops
 from vitrail.data.memory import InMemory
 from vitrail.data.scenes import Scene, SceneData, Scenes
@@ -65,10 +67,18 @@ def data_set(name: str) -> Callable[[O], O]:
 def open_scenes(place: str = "", objects: int | None = None) -> SceneData:
     """Scenes from `N@SEED`; both may be missing."""
     count, seed = _count_and_seed("scenes", place, _DEFAULT_SCENES)
-    try:
+    with _drawing():
         return SceneData(count, seed, objects)
-    except ValueError as error:
-        raise VitrailError(f"{error}.") from None
+
+
+@data_set("scenes_text")
+def open_captioned_scenes(
+    place: str = "", objects: int | None = None, shared: Shared | None = None
+) -> CaptionedSceneData:
+    """Captioned scenes from `N@SEED`; both may be missing."""
+    count, seed = _count_and_seed("scenes_text", place, _DEFAULT_SCENES)
+    with _drawing():
+        return CaptionedSceneData(count, seed, objects, shared)
 
 
 @data_set("samples")
@@ -95,6 +105,15 @@ for _name, _entry in {
     DATA_SETS.add(_name, _entry, __name__)
 
 
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """Inside, scenes that cannot be drawn are an error of the user."""
+    try:
+        yield
+    except ValueError as error:
+        raise VitrailError(f"{error}.") from None
+
+
 def _count_and_seed(name: str, place: str, count: int) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,9})?(?:@(\d{1,18}))?", place)
     if not match:
@@ -105,6 +124,7 @@ def _count_and_seed(name: str, place: str, count: int) -> tuple[int, int]:
 DATA_NAMES: tuple[str, ...] = tuple(DATA_SETS.entries())  # the built-in ones
 
 _DEFAULT_SCENES, _DEFAULT_CROPS = 200, 60
+_DRAWN = ("scenes", "scenes_text", "samples")  # whose place is a number and a seed
 _PLUS = " + "  # between data sets that are joined
 _SUBSET = ("n", "seed", "indices")
 _NUMBERS = frozenset({"n", "seed", "size", "year", "objects"})
@@ -142,7 +162,7 @@ def data_name(spec: str) -> str:
     if _PLUS in spec and not Path(spec).exists():
         return _PLUS.join(data_name(part) for part in spec.split(_PLUS))
     kind, place, options = _parse_spec(spec, False)
-    if kind in ("scenes", "samples"):
+    if kind in _DRAWN:
         seed = int(place.partition("@")[2] or 0)
         name = f"{kind}:@{seed}" if seed else kind
     else:
@@ -207,6 +227,9 @@ def _from_objects(data: Any, options: dict[str, Any]) -> DataSet:
             "data must be the name of a data set, a path, a data set or a list of images, but got "
             f"{type(data).__name__}."
         )
+    if isinstance(data, CaptionedScenes) or (len(data) and isinstance(data[0], CaptionedScene)):
+        _check_options("a list of scenes", options, ())
+        return CaptionedSceneData(data)
     if isinstance(data, Scenes) or (len(data) and isinstance(data[0], Scene)):
         _check_options("a list of scenes", options, ())
         return SceneData(data)

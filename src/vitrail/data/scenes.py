@@ -96,7 +96,7 @@ class SceneData(DataSet):
             seed: of the scenes to draw.
             objects: number of objects in each scene to draw, 1 or 2; None = either.
         """
-        self.scenes = Scenes(scenes, seed, objects) if isinstance(scenes, int) else scenes
+        self.scenes: Sequence[Scene] = Scenes(scenes, seed, objects) if isinstance(scenes, int) else scenes
 
     @cached_property
     def _places(self) -> list[tuple[int, int, int]]:
@@ -109,7 +109,10 @@ class SceneData(DataSet):
 
     @property
     def ids(self) -> list[str]:
-        return [f"{number}-{place}-{self.labels[label]}" for number, place, label in self._places]
+        return [self._id(*place) for place in self._places]
+
+    def _id(self, number: int, place: int, label: int) -> str:
+        return f"{number}-{place}-{self.labels[label].removeprefix('a ').replace(' ', '-')}"
 
     def __len__(self) -> int:
         return len(self._places)
@@ -122,7 +125,7 @@ class SceneData(DataSet):
             (float(x0), float(y0), float(x1), float(y1)) for x0, y0, x1, y1 in (item.box for item in scene.objects)
         ]
         objects = tuple(Object(item.label, box, item.mask) for item, box in zip(scene.objects, boxes, strict=True))
-        return Example(f"{number}-{place}-{self.labels[label]}", Image.fromarray(scene.image), label, objects)
+        return Example(self._id(number, place, label), Image.fromarray(scene.image), label, objects)
 
 
 def draw_scene(seed: int, index: int, objects: int | None = None) -> Scene:

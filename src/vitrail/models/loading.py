@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vitrail.errors import VitrailError
-from vitrail.models import embedded, huggingface, zero_shot
+from vitrail.models import clip, embedded, huggingface
 from vitrail.models.checkpoints import head_of, linear_head, load_state, read_state
 from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
@@ -76,8 +76,8 @@ def load(
         std: colour standard deviation, likewise.
         crop_pct: the image is scaled to the input size divided by this, likewise.
         interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
-        prompts: the classes of a CLIP or SigLIP of Hugging Face: texts, lists of texts that are averaged, or either
-            by a name.
+        prompts: the classes of a CLIP or SigLIP of Hugging Face, or of `scenes-text`: texts, lists of texts that are
+            averaged, or either by a name.
         features: the path of a layer whose output is a feature map, or several, of a model that is no plain ViT.
         black_box: explain the model by its logits, even where it is a plain ViT.
         device: "auto" = CUDA if available.
@@ -107,11 +107,13 @@ def load(
     )
     if name is None or name in embedded.names():
         request.refuse_for_embedded()
-        view = embedded.load_embedded(name)
+        view = embedded.load_embedded(name, prompts)
     elif name.startswith("hf:"):
         view = _load_huggingface(request)
     elif prompts is not None:
-        raise VitrailError(f"prompts= is for CLIP and SigLIP of Hugging Face (hf:ORG/NAME), but got {name}.")
+        raise VitrailError(
+            f"prompts= is for CLIP and SigLIP of Hugging Face (hf:ORG/NAME) and for scenes-text, but got {name}."
+        )
     elif name.startswith("torchvision:"):
         view = _load_torchvision(request)
     else:
@@ -217,7 +219,8 @@ class LoadRequest:
         return self.name
 
     def refuse_for_embedded(self) -> None:
-        arguments = sorted(set(self.spec()) - {"name"})
+        allowed = {"name", "prompts"} if self.name and embedded.reads_texts(self.name) else {"name"}
+        arguments = sorted(set(self.spec()) - allowed)
         if arguments:
             raise VitrailError(f"an embedded model takes no {', '.join(arguments)}: name another model to use it with.")
 
@@ -389,7 +392,7 @@ def _check_complete(name: str, module: nn.Module, info: Mapping[str, Any], pool:
             raise VitrailError(
                 f'{name} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"] (--prompt).'
             )
-        if kind in zero_shot.MODELS:
+        if kind in clip.MODELS:
             raise VitrailError(f"{name} has no weights for {', '.join(lost[:6])}: both towers are needed.")
         raise VitrailError(
             f"{name} has no weights for {', '.join(lost[:6])}: it is a backbone without a classifier. Load it with "

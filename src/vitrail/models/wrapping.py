@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import detection, huggingface, timm, torchvision, zero_shot
+from vitrail.models import clip, detection, huggingface, timm, torchvision, zero_shot
 from vitrail.models.agreement import check_logits, check_tensors
 from vitrail.models.black_box import BlackBox, as_logits
+from vitrail.models.captions import CaptionModel
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.detection import Detector
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
@@ -275,7 +276,7 @@ def prompts_of(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | N
     kind = type(module).__name__
     if prompts is not None and not zero_shot.is_zero_shot(module):
         raise VitrailError(
-            f"prompts= is for {' and '.join(zero_shot.MODELS)} of Hugging Face, which read texts, but got {kind}."
+            f"prompts= is for {' and '.join(clip.MODELS)} of Hugging Face, which read texts, but got {kind}."
         )
     if prompts is None and zero_shot.is_zero_shot(module):
         raise VitrailError(
@@ -382,7 +383,8 @@ def _is_network(kind: type) -> bool:
 
 def _of_library(module: nn.Module) -> Any:
     """The module that its library built."""
-    return module.model if isinstance(module, zero_shot.ZeroShot) else module
+    model: Any = module.model if isinstance(module, zero_shot.ZeroShot) else module
+    return model.vision if isinstance(model, CaptionModel) else model
 
 
 def _name(module: Any) -> str:

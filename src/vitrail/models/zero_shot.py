@@ -1,4 +1,4 @@
-"""CLIP and SigLIP of Hugging Face as classifiers whose classes are prompts."""
+"""CLIP, SigLIP and the embedded caption model as classifiers whose classes are prompts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -16,14 +17,11 @@ from torch import Tensor, nn
 from vitrail.core import parts
 from vitrail.core.parts import tensors_of
 from vitrail.errors import VitrailError
-from vitrail.models import huggingface
+from vitrail.models import captions, clip
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.labels import is_number, plain_name
-from vitrail.models.translation import linear
 from vitrail.models.view import View
 from vitrail.models.vit import ViT
-
-MODELS = ("CLIPModel", "SiglipModel")
 
 # Prompts as classes: one for each, several that are averaged, or several by the name of the class.
 Prompts = Sequence[str | Sequence[str]] | Mapping[str, str | Sequence[str]]
@@ -39,8 +37,8 @@ class ZeroShot(nn.Module):
         self.model = model
         self.register_buffer("texts", texts, persistent=False)
 
-    def forward(self, images: Tensor, **options: Any) -> Tensor:
-        embedding = self.model.get_image_features(pixel_values=images, **options).pooler_output
+    def forward(self, images: Tensor) -> Tensor:
+        embedding = library(self.model).image_features(self.model, images)
         logits = F.normalize(embedding, dim=1, eps=0.0) @ self.texts.to(embedding).T * self.model.logit_scale.exp()
         return logits if self.bias is None else logits + self.bias
 
@@ -106,9 +104,14 @@ class ZeroShotViT(ViT):
         return hashlib.blake2b(f"{super().fingerprint()} {prompts}".encode(), digest_size=16).hexdigest()
 
 
+def library(model: Any) -> ModuleType:
+    """The functions that run and describe a model with a text tower."""
+    return captions if isinstance(model, captions.CaptionModel) else clip
+
+
 def is_zero_shot(module: Any) -> bool:
-    """Whether it is a model of Hugging Face that compares images with texts."""
-    return huggingface.is_huggingface(module) and type(module).__name__ in MODELS
+    """Whether it is a model that compares images with texts."""
+    return isinstance(module, captions.CaptionModel) or clip.is_clip(module)
 
 
 def checked_prompts(prompts: Prompts, fewest: int = 2) -> dict[str, list[str]]:
@@ -143,15 +146,14 @@ def _checked_group(value: Any) -> list[str]:
 @torch.no_grad()
 def embed_texts(model: Any, tokenizer: Any, prompts: Mapping[str, Sequence[str]]) -> Tensor:
     """(K, D): the mean embedding of the prompts of each class, of length 1."""
-    kind = type(model).__name__
+    kind, functions = type(model).__name__, library(model)
     if tokenizer is None:
         raise VitrailError(f"prompts= needs the tokenizer of {kind}: give tokenizer=.")
     texts = [text for group in prompts.values() for text in group]
     try:
-        lengths = [len(tokens) for tokens in tokenizer(texts, verbose=False)["input_ids"]]
-        _check_lengths(texts, lengths, model.config.text_config.max_position_embeddings)
-        with torch.autocast(model.device.type, enabled=False):
-            embeddings = evaluation_clone(model).get_text_features(**_tokens(model, tokenizer, texts)).pooler_output
+        _check_lengths(texts, functions.token_counts(tokenizer, texts), functions.most_tokens(model))
+        with torch.autocast(model.logit_scale.device.type, enabled=False):
+            embeddings = functions.text_features(evaluation_clone(model), tokenizer, texts)
     except VitrailError:
         raise
     except Exception as error:  # a tokenizer is any function
@@ -162,16 +164,6 @@ def embed_texts(model: Any, tokenizer: Any, prompts: Mapping[str, Sequence[str]]
         ) from error
     groups = F.normalize(embeddings, dim=1).split([len(group) for group in prompts.values()])
     return F.normalize(torch.stack([group.mean(0) for group in groups]), dim=1)
-
-
-def _tokens(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:
-    """The texts as the text tower was trained to read them: SigLIP attends to its padding."""
-    if type(model).__name__ == "SiglipModel":
-        longest = model.config.text_config.max_position_embeddings
-        tokens = tokenizer(texts, padding="max_length", max_length=longest, return_tensors="pt")
-        return {"input_ids": tokens["input_ids"].to(model.device)}
-    tokens = tokenizer(texts, padding=True, return_tensors="pt")
-    return {name: tokens[name].to(model.device) for name in ("input_ids", "attention_mask")}
 
 
 def _check_lengths(texts: list[str], lengths: list[int], most: int) -> None:
@@ -185,31 +177,29 @@ def describe(module: Any, size: tuple[int, int], head: None = None, pool: None =
     """The canonical form: the image tower, and a head whose weights are the embeddings of the prompts."""
     model = module.model
     texts = module.texts.to(model.logit_scale)
-    placeholder = nn.Linear(1, 1, device="meta")
-    tower = huggingface.describe(model.vision_model, size, placeholder, "pooler")
+    tower, projection = library(model).describe_images(model, size)
     width = texts.shape[1]
     unit = parts.Norm(width, 0.0, texts.new_full((width,), width**-0.5), rms=True)  # x / |x|
     scale = model.logit_scale.detach().exp()
     bias = None if module.bias is None else module.bias.detach().expand(len(texts))
-    projection = getattr(model, "visual_projection", None)
-    dense = () if projection is None else (parts.Dense(linear(projection)),)
-    end = replace(tower.head, linears=(parts.Linear(texts * scale, bias),), dense=dense, unit=unit)
-    return replace(tower, head=end)
+    linears = (parts.Linear(texts * scale, bias),)
+    dense = () if projection is None else (parts.Dense(projection),)
+    return replace(tower, head=replace(tower.head, linears=linears, dense=dense, unit=unit))
 
 
 def logits(module: Any, images: Tensor, head: None, pool: None) -> Tensor:
     """The network's own logits."""
-    resized = tuple(images.shape[-2:]) != native_size(module)
-    return module(images, **({"interpolate_pos_encoding": True} if resized else {}))
+    return module(images)
 
 
 def native_size(module: Any) -> tuple[int, int]:
-    return huggingface.native_size(module.model)
+    size: tuple[int, int] = library(module.model).native_size(module.model)
+    return size
 
 
 def takes_other_sizes(module: Any) -> bool:
-    return huggingface.takes_other_sizes(module.model)
+    return bool(library(module.model).takes_other_sizes(module.model))
 
 
 def adapts_to_input(module: Any) -> bool:
-    return huggingface.adapts_to_input(module.model)
+    return bool(library(module.model).adapts_to_input(module.model))
