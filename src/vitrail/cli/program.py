@@ -20,6 +20,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.core import TyperArgument, TyperCommand
 
+from vitrail.cli.audit import audit
 from vitrail.cli.bench import bench
 from vitrail.cli.compare import compare
 from vitrail.cli.explain import explain
@@ -68,7 +69,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for command in (explain, compare, models, methods, metrics, bench, report, reproduce, train_explainer, serve):
+for command in (explain, compare, models, methods, metrics, bench, audit, report, reproduce, train_explainer, serve):
     app.command(cls=Command)(command)
 
 

@@ -17,7 +17,7 @@ from vitrail.report.tables import AGREEMENT, about_settings, error_count, error_
 from vitrail.report.templates import environment, joined_scripts, page_file, policy
 from vitrail.version import __version__
 
-SCRIPTS = ("dom.js", "tools.js", "filters.js", "table.js", "curves.js", "gallery.js", "start.js")
+SCRIPTS = ("dom.js", "lens.js", "tools.js", "filters.js", "table.js", "curves.js", "gallery.js", "start.js")
 LISTED_ERRORS = 200
 DIRECTIONS = {1: "higher is better", -1: "lower is better"}
 

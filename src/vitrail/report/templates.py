@@ -13,11 +13,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 
-@lru_cache(maxsize=1)
-def environment() -> Environment:
-    """Values are escaped, and never parsed as templates themselves."""
+@lru_cache
+def environment(package: str = "vitrail.report") -> Environment:
+    """The templates of a package. Values are escaped, and never parsed as templates themselves."""
     environment = Environment(
-        loader=PackageLoader("vitrail.report", "page"),
+        loader=PackageLoader(package, "page"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -40,14 +40,18 @@ def breakable(text: str) -> Markup:
     return Markup("<bdi>{}</bdi>").format(Markup("<wbr>").join(escape(printable(part)) for part in parts))
 
 
-def joined_scripts(names: Sequence[str]) -> str:
-    """Script files as one function: they share their names with each other and with nothing else."""
-    return '(() => {\n"use strict";\n' + "".join(page_file(name) for name in names) + "})();"
+def joined_scripts(names: Sequence[str], package: str = "vitrail.report", more: Sequence[str] = ()) -> str:
+    """Script files as one function: they share their names with each other and with nothing else.
+
+    ``more``: files of another ``package``.
+    """
+    texts = [*map(page_file, names), *(page_file(name, package) for name in more)]
+    return '(() => {\n"use strict";\n' + "".join(texts) + "})();"
 
 
-def page_file(name: str) -> str:
+def page_file(name: str, package: str = "vitrail.report") -> str:
     """The text of a file of the page."""
-    return (files("vitrail.report") / "page" / name).read_text(encoding="utf-8")
+    return (files(package) / "page" / name).read_text(encoding="utf-8")
 
 
 def policy(script: str, style: str, images: str = "data:") -> str:
