@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitrail.audit.clusters import OUTLIER
 from vitrail.audit.records import Records, region_name
+from vitrail.audit.removal import widened
 from vitrail.audit.summary import Summary, Suspicion, best_matches, percent
 from vitrail.geometry import Box
 from vitrail.report.gallery import colour_tables, encoded_map, is_signed
@@ -101,16 +102,17 @@ def _card(summary: Summary, suspicion: Suspicion) -> dict[str, Any]:
     """A suspicion with its pictures: the detail, and images with the place of it."""
     matches = best_matches(suspicion, EXAMPLES)
     first = _opened(summary.records, matches[0].image)
-    x0, y0, x1, y1 = matches[0].box
-    detail = first.crop((round(x0 * first.width), round(y0 * first.height), round(x1 * first.width), round(y1 * first.height)))
-    detail = detail.resize((160, 160), Image.Resampling.BICUBIC)
+    x0, y0, x1, y1 = widened(matches[0].box)
+    (width, height) = first.size
+    detail = first.crop((round(x0 * width), round(y0 * height), round(x1 * width), round(y1 * height)))
+    detail = detail.resize((160, round(160 * detail.height / detail.width)), Image.Resampling.BICUBIC)
     return {
         "name": suspicion.name,
         "words": suspicion.words(),
         "detail": _jpeg(detail, 160),
         "examples": [
             {
-                "picture": _jpeg(_marked(_opened(summary.records, match.image), match.box), 160),
+                "picture": _jpeg(_marked(_opened(summary.records, match.image), widened(match.box)), 160),
                 "image": summary.frame["image"].iloc[match.image],
                 "share": match.share,
             }

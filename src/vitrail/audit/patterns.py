@@ -29,6 +29,11 @@ FEWEST = 4  # images that share the content
 CLASS_SIZE = 5  # smallest class that is searched
 WINDOWS, MEMBERS, OTHERS = 48, 240, 120  # per class at most: windows, images of the class, images of other classes
 PER_CLASS = 3  # findings
+BLOCK = 4  # pixels by which a window grows
+ALIKE = 0.35  # mean correlation of images from which what is beside the window belongs to the content
+
+
+Sides = tuple[int, int, int, int]  # left, top, right and bottom, relative to the upper left corner of a window
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,6 @@ class Pattern:
     inside: float  # of the images of the class that were searched
     outside: float  # of images of other classes
     chance: float  # the probability of this or more by chance, over all windows of the audit
-    picture: Tensor  # (3, WINDOW, WINDOW): the mean of the matches
 
     @property
     def share(self) -> float:
@@ -75,6 +79,7 @@ class Search:
         evidence = records.evidence()
         fine = F.interpolate(evidence[:, None], size=(SIDE, SIDE), mode="nearest-exact")
         fine = fine / fine.sum((2, 3), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        self.evidence = fine[:, 0]
         self.sums = F.avg_pool2d(fine, WINDOW, 1)[:, 0] * WINDOW**2  # evidence of the window at every place
         self.pictures = records.pictures()
         self.details = self.pictures - blurred(self.pictures)
@@ -128,23 +133,51 @@ class Search:
         foreign = int((outside > SAME).sum())
         table = [[count, total - count], [foreign, len(others) - foreign]]
         chance = min(1.0, float(fisher_exact(table, alternative="greater").pvalue) * self.tests)
-        matches = [
-            self._match(member, int(place), float(score))
+        spots = [
+            (member, *divmod(int(place), SIDE - WINDOW + 1), float(score))
             for member, place, score in zip(members, places, inside, strict=True)
             if score > SAME
         ]
+        sides = self._grown([(member, top, left) for member, top, left, _ in spots])
+        matches = [self._match(member, top, left, score, sides) for member, top, left, score in spots]
         matches.sort(key=lambda match: -match.correlation)
-        picture = torch.stack([self._cut(self.pictures, match) for match in matches]).mean(0)
-        return Pattern(target, matches, len(matches) / len(members), foreign / len(others), chance, picture)
+        return Pattern(target, matches, len(matches) / len(members), foreign / len(others), chance)
 
-    def _match(self, image: int, place: int, correlation: float) -> Match:
-        top, left = divmod(place, SIDE - WINDOW + 1)
-        box = (left / SIDE, top / SIDE, (left + WINDOW) / SIDE, (top + WINDOW) / SIDE)
-        return Match(image, box, correlation, float(self.sums[image, top, left]))
+    def _match(self, image: int, top: int, left: int, correlation: float, sides: Sides) -> Match:
+        x0, y0 = max(0, left + sides[0]), max(0, top + sides[1])
+        x1, y1 = min(SIDE, left + sides[2]), min(SIDE, top + sides[3])
+        share = float(self.evidence[image, y0:y1, x0:x1].sum())
+        return Match(image, (x0 / SIDE, y0 / SIDE, x1 / SIDE, y1 / SIDE), correlation, share)
 
-    def _cut(self, pictures: Tensor, match: Match) -> Tensor:
-        left, top = round(match.box[0] * SIDE), round(match.box[1] * SIDE)
-        return pictures[match.image, :, top : top + WINDOW, left : left + WINDOW]
+    def _grown(self, spots: Sequence[tuple[int, int, int]]) -> Sides:
+        """The content around windows at (image, top, left): each side moves while what it takes in is alike."""
+        sides = [0, 0, WINDOW, WINDOW]
+        moving = [0, 1, 2, 3]
+        while moving:
+            for side in list(moving):
+                strip = list(sides)
+                strip[side] += BLOCK if side >= 2 else -BLOCK
+                strip[(side + 2) % 4] = sides[side]
+                if abs(strip[side]) < SIDE and self._likeness(spots, strip) > ALIKE:
+                    sides[side] += BLOCK if side >= 2 else -BLOCK
+                else:
+                    moving.remove(side)
+        return sides[0], sides[1], sides[2], sides[3]
+
+    def _likeness(self, spots: Sequence[tuple[int, int, int]], strip: Sequence[int]) -> float:
+        """The mean correlation of pairs of images within a strip; 0 where it is outside most of them."""
+        parts = []
+        for image, top, left in spots:
+            x0, y0, x1, y1 = left + strip[0], top + strip[1], left + strip[2], top + strip[3]
+            if min(x0, y0) >= 0 and max(x1, y1) <= SIDE:
+                parts.append(self.details[image, :, y0:y1, x0:x1].flatten())
+        count = len(parts)
+        if count < max(FEWEST - 1, len(spots) / 2):
+            return 0.0
+        stacked = torch.stack(parts).double()
+        length, mean = stacked.square().sum(1).mean(), stacked.mean(0).square().sum()
+        floor = FLOOR**2 * stacked.shape[1]
+        return float((count * mean - length) / ((count - 1) * length.clamp(min=floor)))
 
     def _correlations(self, image: int, others: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The best correlation of an image's window in each of other images, (n,), and where it is, (n,)."""

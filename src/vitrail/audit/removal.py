@@ -109,7 +109,7 @@ def measure_effect(view: View, data: DataSet, places: Sequence[int], pattern: Pa
         pixels = {m.image: _pixels(view, data, places[m.image]) for m in matches}
         falls, controls = _falls(view, pattern.target, matches, pixels)
         donor = matches[0]
-        region = _widened(donor.box)
+        region = widened(donor.box)
         pasted = []
         for image in others:
             into = _pixels(view, data, places[image])
@@ -120,7 +120,7 @@ def measure_effect(view: View, data: DataSet, places: Sequence[int], pattern: Pa
 
 def _falls(view: View, target: int, matches: Sequence[Match], pixels: dict[int, Tensor]) -> tuple[float, float]:
     def ask(match: Match) -> Asking[Tensor]:
-        region = _widened(match.box)
+        region = widened(match.box)
         removed = torch.stack([cells_in(view, region), cells_in(view, _opposite(region))])
         whole, without = yield from _ask_removal(view, pixels[match.image], removed)
         return whole[target] - without[:, target]
@@ -145,7 +145,8 @@ def _pixels(view: View, data: DataSet, position: int) -> Tensor:
     return view.check_images(view.preprocess(data[position].image)[None], view.precision)
 
 
-def _widened(box: Box) -> Box:
+def widened(box: Box) -> Box:
+    """The region that is removed or pasted for content at a box."""
     x0, y0, x1, y1 = box
     return max(0.0, x0 - MARGIN), max(0.0, y0 - MARGIN), min(1.0, x1 + MARGIN), min(1.0, y1 + MARGIN)
 

@@ -99,7 +99,7 @@ def audit_images(
     removals = [join_call(REMOVAL, dict(zip(("x0", "y0", "x1", "y1"), box, strict=True))) for box in regions]
     plan = Plan(
         models=[spec],
-        data=data if isinstance(data, str) else opened.name,
+        data=data if isinstance(data, str) else f"folder:{opened.name}",  # a plan knows data by name only
         methods=[method or default_method(view)],
         metrics=[join_call(PREDICTION, {} if trust else {"trust": False}), *removals],
         images=images,

@@ -275,17 +275,17 @@ def percent(share: float) -> str:
 
 def points(difference: float) -> str:
     """``12 points``, of percent."""
-    number = f"{100 * difference:.0f}".replace("-", "−")
+    number = f"{round(100 * difference)}".replace("-", "−")
     return f"{number} point{'' if number in ('1', '−1') else 's'}"
 
 
 def _words(row: Mapping[str, Any]) -> str:
     """Where the evidence of an image lies, in a sentence."""
-    border = f"{percent(row['border'])} along the border"
+    edges = f"{percent(row['border'])} along the border and {percent(row['corners'])} in the corners of the image"
     if math.isnan(row["object"]):
-        return f"{percent(row['corners'])} of the evidence lies in the corners and {border}."
+        return f"Of the evidence, {edges}."
     thing = row["true"] or "object"
-    return f"{percent(row['object'])} of the evidence lies on the {thing}, {percent(row['background'])} beside it and {border}."
+    return f"{percent(row['object'])} of the evidence lies on the {thing}, {percent(row['background'])} beside it; {edges}."
 
 
 def _assigned(
