@@ -22,8 +22,8 @@ Floats = NDArray[np.float64]
 COARSE = 7  # rows and columns of the maps that are compared
 SMALLEST = 8  # images of a class that is divided
 MOST, FEWEST = 6, 3  # clusters of a class, and images of a cluster on average
-NEIGHBOURS = 7
-GAP = 0.1  # between eigenvalues: a smaller one separates nothing
+NEIGHBOURS = 7  # the distance to the last of them is the scale of an image
+GAP = 0.2  # between eigenvalues: the last such gap separates the reasons from the images
 OUTLIER = 3.5  # robust standard deviations
 
 
@@ -56,15 +56,12 @@ def cluster(features: Floats, seed: int = 0) -> Clusters:
         return Clusters(np.zeros(count, dtype=np.int64), _robust(alone))
     scales = np.maximum(nearest[:, -1], np.finfo(float).tiny)
     affinity = np.exp(-(distances**2) / (scales[:, None] * scales))
-    neighbours = distances <= scales[:, None]
-    affinity = np.where(neighbours | neighbours.T, affinity, 0.0)
     np.fill_diagonal(affinity, 0.0)
     root = 1 / np.sqrt(affinity.sum(1) + np.finfo(float).tiny)
     laplacian = np.eye(count) - root[:, None] * affinity * root
     most = min(MOST, count // FEWEST)
     values, vectors = eigh(laplacian, subset_by_index=[0, most])
-    gaps = np.diff(values)
-    k = int(gaps.argmax()) + 1 if gaps.max() > GAP else 1
+    k = int(np.flatnonzero(np.diff(values) > GAP).max(initial=0)) + 1
     if k == 1:
         return Clusters(np.zeros(count, dtype=np.int64), _robust(alone))
     rows = vectors[:, :k] / np.maximum(np.linalg.norm(vectors[:, :k], axis=1, keepdims=True), np.finfo(float).tiny)

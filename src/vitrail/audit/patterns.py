@@ -128,8 +128,8 @@ class Search:
     def _pattern(self, image: int, members: list[int], others: list[int], target: int) -> Pattern:
         inside, places = self._correlations(image, members)
         outside, _ = self._correlations(image, others)
-        # the window itself is the hypothesis, not evidence for it
-        count, total = int((inside > SAME).sum()) - 1, len(members) - 1
+        # the image of the window is the hypothesis, not evidence for it
+        count, total = int((inside > SAME).sum()) - int(inside[members.index(image)] > SAME), len(members) - 1
         foreign = int((outside > SAME).sum())
         table = [[count, total - count], [foreign, len(others) - foreign]]
         chance = min(1.0, float(fisher_exact(table, alternative="greater").pvalue) * self.tests)
