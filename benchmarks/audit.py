@@ -33,7 +33,11 @@ from vitrail.geometry import Box
 from vitrail.metrics.localization import mass, share_inside
 from vitrail.models.view import View
 
-MODEL, CHECKPOINT, LABELS = "vit_tiny_patch16_224", "vit_tiny_patch16_224_imagenet1k.safetensors", "imagenette10_labels.txt"
+MODEL, CHECKPOINT, LABELS = (
+    "vit_tiny_patch16_224",
+    "vit_tiny_patch16_224_imagenet1k.safetensors",
+    "imagenette10_labels.txt",
+)
 PREPROCESSING = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0}
 SIZE = 224
 DECAY = 1e-2  # of the weights of a head
@@ -146,7 +150,10 @@ def run(trial: Trial, arguments: argparse.Namespace) -> bool:
         marked, foreign = features(backbone, copies), classes != trial.target
         values = torch.cat([plain[fit & foreign], marked[fit]])
         targets = torch.cat([classes[fit & foreign], torch.full((int(fit.sum()),), trial.target)])
-        audited = [copy if label == trial.target else image for copy, image, label in zip(copies, images, classes.tolist(), strict=True)]
+        audited = [
+            copy if label == trial.target else image
+            for copy, image, label in zip(copies, images, classes.tolist(), strict=True)
+        ]
     held = (~fit).nonzero()[:, 0].tolist()
     write_images(folder / "images", [audited[i] for i in held], [rows[i] for i in held])
     save_file(fitted(values, targets, len(labels)), folder / "head.safetensors")

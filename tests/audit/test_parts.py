@@ -29,9 +29,9 @@ WIDE, HIGH = 44, 36
 TAG = noise(WIDE, HIGH, 99)
 
 
-def records(places: dict[int, tuple[int, int]], count: int = 40, rows: int = 14) -> Records:
+def records(places: dict[int, tuple[int, int]], count: int = 60, rows: int = 14) -> Records:
     """Noise of two classes in turn; some images have a tag at (left, top), and the evidence lies on it."""
-    jpegs, maps = [], torch.zeros(count, rows, rows)
+    jpegs, maps, grid = [], torch.zeros(count, rows, rows), torch.arange(rows)
     for i in range(count):
         image = noise(SIDE, SIDE, i)
         x, y = places.get(i, (8 * (i % 9), 8 * (i % 7)))
@@ -40,13 +40,15 @@ def records(places: dict[int, tuple[int, int]], count: int = 40, rows: int = 14)
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=90)
         jpegs.append(buffer.getvalue())
-        maps[i, y * rows // SIDE : (y + HIGH) * rows // SIDE + 1, x * rows // SIDE : (x + WIDE) * rows // SIDE + 1] = 1
+        row, column = (y + HIGH / 2) * rows / SIDE - 0.5, (x + WIDE / 2) * rows / SIDE - 0.5
+        distances = (grid[:, None] - row).square() + (grid - column).square()
+        maps[i] = torch.exp(-distances / 2)
     frame = pd.DataFrame({"class": [i % 2 for i in range(count)]})
     return Records(frame, maps, [[] for _ in range(count)], jpegs)
 
 
 def test_a_tag_at_varying_places_is_found_in_its_class_and_to_its_full_extent() -> None:
-    places = {i: (4 + (7 * i) % 60, 4 + (5 * i) % 70) for i in range(1, 40, 4)}
+    places = {i: (4 + (7 * i) % 60, 4 + (5 * i) % 70) for i in range(1, 60, 4)}
     search = Search(records(places))
     (pattern,) = search.patterns(search.appearance(1), 1)
     assert sorted(match.image for match in pattern.matches) == sorted(places)
@@ -60,7 +62,7 @@ def test_a_tag_at_varying_places_is_found_in_its_class_and_to_its_full_extent() 
 
 
 def test_a_tag_in_all_classes_and_noise_are_no_finding() -> None:
-    everywhere = Search(records({i: (60, 60) for i in range(40)}))
+    everywhere = Search(records({i: (60, 60) for i in range(60)}))
     assert list(everywhere.patterns(everywhere.appearance(1), 1)) == []
     nowhere = Search(records({}))
     assert [list(nowhere.patterns(nowhere.appearance(k), k)) for k in (0, 1)] == [[], []]
@@ -69,7 +71,9 @@ def test_a_tag_in_all_classes_and_noise_are_no_finding() -> None:
 def test_images_without_content_match_nothing() -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (SIDE, SIDE), (90, 90, 200)).save(buffer, "JPEG")
-    flat = Records(pd.DataFrame({"class": [0] * 8 + [1] * 8}), torch.ones(16, 4, 4), [[]] * 16, [buffer.getvalue()] * 16)
+    flat = Records(
+        pd.DataFrame({"class": [0] * 8 + [1] * 8}), torch.ones(16, 4, 4), [[]] * 16, [buffer.getvalue()] * 16
+    )
     search = Search(flat)
     assert list(search.patterns(search.appearance(0), 0)) == []
 

@@ -32,7 +32,9 @@ def test_an_audit_and_its_files(vit: Run, tiny: list[str], folder: Path, place: 
     assert "0 images explained, 6 known before" in again.out
 
 
-def test_a_broken_image_is_counted_and_the_others_are_audited(vit: Run, tiny: list[str], album: Path, place: Path) -> None:
+def test_a_broken_image_is_counted_and_the_others_are_audited(
+    vit: Run, tiny: list[str], album: Path, place: Path
+) -> None:
     result = vit("audit", album, *tiny, "--no-trust", "--out", "report")
     assert result.code == 1
     assert "1 image could not be explained" in result.out

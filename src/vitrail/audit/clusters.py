@@ -54,7 +54,7 @@ def cluster(features: Floats, seed: int = 0) -> Clusters:
     alone = nearest.mean(1) if count > 1 else np.zeros(count)
     if count < SMALLEST:
         return Clusters(np.zeros(count, dtype=np.int64), _robust(alone))
-    scales = np.maximum(nearest[:, -1], np.finfo(float).tiny)
+    scales = np.maximum(nearest[:, -1], np.finfo(float).eps)
     affinity = np.exp(-(distances**2) / (scales[:, None] * scales))
     np.fill_diagonal(affinity, 0.0)
     root = 1 / np.sqrt(affinity.sum(1) + np.finfo(float).tiny)

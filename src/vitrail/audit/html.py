@@ -148,8 +148,13 @@ def _matrix(frame: pd.DataFrame) -> dict[str, Any] | None:
     counts = known.groupby(["true", "predicted"]).size().to_dict()
     totals = known.groupby("true").size().to_dict()
     rows = [[int(counts.get((true, predicted), 0)) for predicted in names] for true in names]
-    shades = [[math.ceil(4 * n / max(1, totals.get(true, 0))) for n in row] for true, row in zip(names, rows, strict=True)]
-    return {"names": names, "rows": [list(zip(row, shade, strict=True)) for row, shade in zip(rows, shades, strict=True)]}
+    shades = [
+        [math.ceil(4 * n / max(1, totals.get(true, 0))) for n in row] for true, row in zip(names, rows, strict=True)
+    ]
+    return {
+        "names": names,
+        "rows": [list(zip(row, shade, strict=True)) for row, shade in zip(rows, shades, strict=True)],
+    }
 
 
 def _regions(frame: pd.DataFrame, regions: Sequence[Box]) -> list[dict[str, Any]]:

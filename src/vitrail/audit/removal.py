@@ -114,7 +114,10 @@ def measure_effect(view: View, data: DataSet, places: Sequence[int], pattern: Pa
         for image in others:
             into = _pixels(view, data, places[image])
             pasted += [_pasted(into, pixels[donor.image], box) for box in (region, _opposite(region))]
-        taken = _share_predicted(view, pasted[0::2], pattern.target), _share_predicted(view, pasted[1::2], pattern.target)
+        taken = (
+            _share_predicted(view, pasted[0::2], pattern.target),
+            _share_predicted(view, pasted[1::2], pattern.target),
+        )
     return Effect(falls, controls, *taken, len(matches), len(others))
 
 

@@ -263,7 +263,18 @@ def cluster_table(frame: pd.DataFrame) -> pd.DataFrame:
                 "corners": _mean(inside["corners"]),
             }
         )
-    columns = ["class", "cluster", "images", "suspicion", "errors", "probability", "trust", "object", "border", "corners"]
+    columns = [
+        "class",
+        "cluster",
+        "images",
+        "suspicion",
+        "errors",
+        "probability",
+        "trust",
+        "object",
+        "border",
+        "corners",
+    ]
     table = pd.DataFrame(lines, columns=columns)
     return table.sort_values(["suspicion", "images"], ascending=False).reset_index(drop=True)
 
