@@ -32,13 +32,17 @@ def test_an_audit_and_its_files(vit: Run, tiny: list[str], folder: Path, place: 
     assert "0 images explained, 6 known before" in again.out
 
 
-def test_a_broken_image_is_counted_and_the_others_are_audited(
-    vit: Run, tiny: list[str], album: Path, place: Path
-) -> None:
-    result = vit("audit", album, *tiny, "--no-trust", "--out", "report")
+def test_a_broken_image_is_counted_and_the_others_are_audited(vit: Run, tiny: list[str], place: Path) -> None:
+    (place / "data").mkdir()
+    for i in range(3):
+        noise(i).save(place / "data" / f"{i}.png")
+    (place / "data" / "broken.png").write_bytes((place / "data" / "0.png").read_bytes()[:1000])
+    result = vit("audit", "data", *tiny, "--no-trust", "--out", "report")
     assert result.code == 1
     assert "1 image could not be explained" in result.out
-    assert len(pd.read_csv(place / "report" / "images.csv")) == 3
+    table = pd.read_csv(place / "report" / "images.csv")
+    assert list(table["image"]) == ["0.png", "1.png", "2.png"]
+    assert table["true"].isna().all(), "no folder is a class"
 
 
 def test_a_region_of_a_single_image(vit: Run, tiny: list[str], folder: Path, photo: Path) -> None:

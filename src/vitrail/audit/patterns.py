@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from scipy.stats import fisher_exact
 from torch import Tensor
 
@@ -202,7 +203,7 @@ def blurred(images: Tensor) -> Tensor:
     return F.conv2d(F.conv2d(padded, kernel[None, None, None]), kernel[None, None, :, None]).view(images.shape)
 
 
-def _sample(images: Sequence[int] | np.ndarray, most: int) -> list[int]:  # type: ignore[type-arg]
+def _sample(images: Sequence[int] | NDArray[np.int64], most: int) -> list[int]:
     """At most so many, evenly spaced."""
     if len(images) <= most:
         return [int(image) for image in images]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -44,7 +45,7 @@ class Records:
         return len(self.jpegs)
 
     @property
-    def predicted(self) -> np.ndarray:  # type: ignore[type-arg]
+    def predicted(self) -> NDArray[np.int64]:
         """The predicted class of every image."""
         return self.frame["class"].to_numpy()
 
@@ -68,12 +69,12 @@ class Records:
         return torch.stack(images)
 
 
-def read_records(store: Store, view: View, ids: Sequence[str]) -> Records:
-    """The stored results of these images."""
+def read_records(store: Store, view: View, ids: Sequence[str], calls: Sequence[str]) -> Records:
+    """The stored results of these images, measured by these metrics."""
     import pandas as pd
 
     rows = store.rows()
-    rows = rows[rows["error"].isna() & rows["image"].isin(set(ids))]
+    rows = rows[rows["error"].isna() & rows["image"].isin(set(ids)) & rows["metric"].isin(set(calls))]
     order = {name: place for place, name in enumerate(ids)}
     predictions = rows[[split_call(call)[0] == PREDICTION for call in rows["metric"]]]
     predictions = predictions.sort_values("time").drop_duplicates("image", keep="last")
@@ -90,7 +91,7 @@ def read_records(store: Store, view: View, ids: Sequence[str]) -> Records:
         prediction, storage = Prediction.read(parts)
         stored.append(storage)
         lines.append(_line(view, image, label, int(target), prediction) | removals.get(image, {}))
-    names = [line["image"] for line in lines]
+    names = list(predictions["image"])
     stacked = torch.from_numpy(np.stack([maps[name] for name in names]).astype(np.float32))
     return Records(pd.DataFrame(lines), stacked, stored, [pictures[name] for name in names])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +19,12 @@ from vitrail.audit.records import Records, read_records, region_name, share_in_b
 from vitrail.audit.removal import measure_effect
 from vitrail.audit.summary import Summary, Suspicion, find_patterns, summarise
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.run import Loader, Outcome, Step, load_model, run
+from vitrail.bench.run import Loader, Outcome, Step, hash_of, load_model, run
 from vitrail.bench.store import Store
 from vitrail.calls import join_call
 from vitrail.data.base import DataSet
 from vitrail.errors import VitrailError
-from vitrail.evaluation import default_method, open_examples
+from vitrail.evaluation import build_methods, build_metrics, default_method, open_examples
 from vitrail.files import write_together
 from vitrail.geometry import Box
 from vitrail.models.view import View
@@ -32,7 +33,7 @@ from vitrail.progress import shown
 if TYPE_CHECKING:
     import pandas as pd
 
-RUN, PAIRED = "run", "paired"  # folders of the results of all images
+RUN, PAIRED = "run", "paired"  # beginnings of the names of the folders with the results of all images
 PATTERNS = 8  # recurring details that are tested
 
 
@@ -110,9 +111,14 @@ def audit_images(
     copies = None if paired is None else open_examples(paired, None, 0)
 
     def measure(place: str, plan: Plan, data: DataSet) -> tuple[Outcome, Records]:
+        # a folder of its own for each model and method: maps are stored by the name of the model alone
+        chosen = build_methods(view, plan.methods)[0].call
+        digest = hashlib.blake2b(f"{hash_of(view)} {chosen}".encode(), digest_size=4).hexdigest()
+        store = Store(folder / f"{place}-{digest}")
         with audit_metrics():
-            outcome = run(plan, folder / place, load=lambda _: view, watch=watch, retry=retry, data=data)
-        return outcome, read_records(Store(folder / place), view, data.ids)
+            outcome = run(plan, store.folder, load=lambda _: view, watch=watch, retry=retry, data=data)
+            calls = [metric.call for metric in build_metrics(plan.metrics)]
+        return outcome, read_records(store, view, data.ids, calls)
 
     outcome, records = measure(RUN, plan, annotated)
     pairs = None

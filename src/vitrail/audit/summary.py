@@ -53,7 +53,7 @@ class Suspicion:
         pattern, effect = self.pattern, self.effect
         sentences = [
             f"{len(pattern.matches)} images that the model calls {self.name} show the same detail "
-            f"({percent(pattern.inside)} of those searched; {percent(pattern.outside)} of the images of other classes).",
+            f"({percent(pattern.inside)} of those searched; {percent(pattern.outside)} of images of other classes).",
             f"On average {percent(pattern.share)} of the evidence for {self.name} lies on it, on "
             f"{percent(box_area(pattern.matches[0].box))} of the image.",
             f"Without it the probability of {self.name} falls by {points(effect.fall)} on average; without another "
@@ -295,8 +295,8 @@ def _words(row: Mapping[str, Any]) -> str:
     edges = f"{percent(row['border'])} along the border and {percent(row['corners'])} in the corners of the image"
     if math.isnan(row["object"]):
         return f"Of the evidence, {edges}."
-    thing = row["true"] or "object"
-    return f"{percent(row['object'])} of the evidence lies on the {thing}, {percent(row['background'])} beside it; {edges}."
+    inside, beside = percent(row["object"]), percent(row["background"])
+    return f"{inside} of the evidence lies on the {row['true'] or 'object'}, {beside} beside it; {edges}."
 
 
 def _assigned(

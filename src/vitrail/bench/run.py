@@ -181,8 +181,7 @@ class ModelRun:
         # of the whole plan, not of what is missing: a resumed run computes the same traces
         self.traces = traces_of(self.methods.values())
         self.metrics = {metric.call: metric for metric in build_metrics(plan.metrics, plan.protocol)}
-        preprocessing = json.dumps(view.preprocessing.to_dict(), sort_keys=True)
-        self.model_hash = _hash(view.fingerprint(), preprocessing)
+        self.model_hash = hash_of(view)
         self.data_name = data_name(plan.data)
         self.batch_size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
         self.pairs: list[Pair] = [
@@ -433,6 +432,11 @@ Versioned = tuple[str, int, Mapping[str, Any]]  # name, version and parameters o
 def work_of(method: Versioned, metric: Versioned, explained: str) -> str:
     """What is done with an image, as text."""
     return json.dumps([method, metric, explained], sort_keys=True, default=str)
+
+
+def hash_of(view: View) -> str:
+    """A hash of a model and its preprocessing."""
+    return _hash(view.fingerprint(), json.dumps(view.preprocessing.to_dict(), sort_keys=True))
 
 
 def row_key(image_digest: str, model_hash: str, work: str) -> str:
