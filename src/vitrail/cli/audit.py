@@ -103,8 +103,8 @@ def audit(
     with _progress(console) as watch:
         result = audit_images(
             chosen, spec, out, method=method, masks=masks, boxes=boxes, regions=everywhere, paired=paired,
-            images=images, seed=seed, trust=trust, batch_size=batch_size, retry=retry, options=settings, load=lambda _: view,
-            watch=watch,
+            images=images, seed=seed, trust=trust, batch_size=batch_size, retry=retry, options=settings,
+            load=lambda _: view, watch=watch,
         )  # fmt: skip
     _print_result(console, result)
     if result.outcome.failed:
