@@ -27,7 +27,7 @@ def program(*arguments: Any) -> list[str]:
 
 
 QUICK = ["--model", "scenes", "--no-trust"]  # transformers need seconds to be imported by a new process
-COMMANDS = ["explain", "compare", "models", "methods", "metrics", "bench", "report", "reproduce", "serve"]
+COMMANDS = ["explain", "compare", "models", "methods", "metrics", "bench", "audit", "report", "reproduce", "serve"]
 COMMANDS += ["train-explainer"]
 HEAVY = "{'torch', 'timm', 'numpy', 'PIL', 'matplotlib', 'pandas', 'transformers', 'scipy'}"
 

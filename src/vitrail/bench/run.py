@@ -181,7 +181,7 @@ class ModelRun:
         # of the whole plan, not of what is missing: a resumed run computes the same traces
         self.traces = traces_of(self.methods.values())
         self.metrics = {metric.call: metric for metric in build_metrics(plan.metrics, plan.protocol)}
-        self.model_hash = hash_of(view.fingerprint(), json.dumps(view.preprocessing.to_dict(), sort_keys=True))
+        self.model_hash = model_hash(view)
         self.data_name = data_name(plan.data)
         self.batch_size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
         pairs = product(self.methods, self.metrics, self.explained)
@@ -425,6 +425,11 @@ Versioned = tuple[str, int, Mapping[str, Any]]  # name, version and parameters o
 def work_of(method: Versioned, metric: Versioned, explained: str) -> str:
     """What is done with an image, as text: with the hashes of image and model, the key of a row."""
     return json.dumps([method, metric, explained], sort_keys=True, default=str)
+
+
+def model_hash(view: View) -> str:
+    """A hash of a model and its preprocessing."""
+    return hash_of(view.fingerprint(), json.dumps(view.preprocessing.to_dict(), sort_keys=True))
 
 
 def _failed_rows(failure: Failure) -> Iterator[dict[str, Any]]:

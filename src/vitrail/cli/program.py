@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand
 
+from vitrail.cli.audit import audit
 from vitrail.cli.bench import bench
 from vitrail.cli.compare import compare
 from vitrail.cli.explain import explain
@@ -65,7 +66,20 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-for command in (explain, compare, similar, models, methods, metrics, bench, report, reproduce, train_explainer, serve):
+for command in (
+    explain,
+    compare,
+    similar,
+    models,
+    methods,
+    metrics,
+    bench,
+    audit,
+    report,
+    reproduce,
+    train_explainer,
+    serve,
+):
     app.command(cls=Command)(command)
 
 

@@ -116,13 +116,13 @@ def _maps(results: Results, setting: Setting, images: Sequence[str]) -> dict[tup
     """(image, method) → [rows, columns, signed, positions on the colour scale]."""
     calls = [call.removesuffix(STALE) for call in results.methods]
     place = {call: calls.index(call) for call in calls}
-    signed = [_is_signed(call) for call in calls]
+    signed = [is_signed(call) for call in calls]
     encoded_maps: dict[tuple[str, int], list[Any]] = {}
     for maps in Store(setting.folder).map_parts():
         for name, image, call in _named(list(maps), setting, set(images)):
             m = place.get(normal_call(call))
             if m is not None:
-                encoded_maps[image, m] = _map(maps[name], signed[m])
+                encoded_maps[image, m] = encoded_map(maps[name], signed[m])
     return encoded_maps
 
 
@@ -138,7 +138,8 @@ def _named(names: Sequence[str], setting: Setting, images: set[str]) -> Iterator
                 yield name, rest[:bar], rest[bar + 1 :]
 
 
-def _map(values: np.ndarray[Any, Any], signed: bool | None) -> list[Any]:
+def encoded_map(values: np.ndarray[Any, Any], signed: bool | None) -> list[Any]:
+    """[rows, columns, signed, positions on the colour scale] of a map."""
     numbers = torch.from_numpy(values.astype(np.float32))
     scale = Scale.of(numbers, signed)
     neutral = 0.0 if scale.signed else scale.low
@@ -147,7 +148,7 @@ def _map(values: np.ndarray[Any, Any], signed: bool | None) -> list[Any]:
 
 
 @lru_cache(maxsize=256)
-def _is_signed(call: str) -> bool | None:
+def is_signed(call: str) -> bool | None:
     """Whether a method's maps are signed; None = decided by the values."""
     from vitrail.methods.registry import get_method
 

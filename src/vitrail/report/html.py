@@ -13,7 +13,7 @@ from vitrail.report.summary import BOLD, UNDERLINED, Cells, Summary, format_numb
 from vitrail.report.tables import AGREEMENT, about_settings, error_count, error_lines, seconds
 from vitrail.report.templates import render_page
 
-SCRIPTS = ("dom.js", "tools.js", "filters.js", "table.js", "curves.js", "gallery.js", "start.js")
+SCRIPTS = ("dom.js", "lens.js", "tools.js", "filters.js", "table.js", "curves.js", "gallery.js", "start.js")
 LISTED_ERRORS = 200
 DIRECTIONS = {1: "higher is better", -1: "lower is better"}
 

@@ -15,12 +15,14 @@ from markupsafe import Markup, escape
 
 from vitrail.version import __version__
 
+REPORT = "vitrail.report"
 
-@lru_cache(maxsize=1)
-def environment() -> Environment:
-    """Values are escaped, and never parsed as templates themselves."""
+
+@lru_cache
+def environment(package: str = REPORT) -> Environment:
+    """The templates of a package. Values are escaped, and never parsed as templates themselves."""
     environment = Environment(
-        loader=PackageLoader("vitrail.report", "page"),
+        loader=PackageLoader(package, "page"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -43,21 +45,30 @@ def breakable(text: str) -> Markup:
     return Markup("<bdi>{}</bdi>").format(Markup("<wbr>").join(escape(printable(part)) for part in parts))
 
 
-def render_page(name: str, scripts: Sequence[str], images: str = "data:", **values: Any) -> str:
-    """The page of a template, with its style and scripts inlined; ``images`` are the sources it may load from.
+def render_page(
+    name: str,
+    scripts: Sequence[str],
+    images: str = "data:",
+    package: str = REPORT,
+    styles: Sequence[str] = (),
+    **values: Any,
+) -> str:
+    """The page of a template of a package, with its styles and scripts inlined, by default the style of its name.
 
-    The scripts become one function: they share their names with each other and with nothing else.
+    The scripts become one function: they share their names with each other and with nothing else. ``images`` are the
+    sources that the page may load from.
     """
-    script = '(() => {\n"use strict";\n' + "".join(map(page_file, scripts)) + "})();"
-    style = page_file(f"{name}.css")
-    template = environment().get_template(f"{name}.html")
+    script = '(() => {\n"use strict";\n' + "".join(page_file(file, package) for file in scripts) + "})();"
+    style = "".join(page_file(file, package) for file in styles or (f"{name}.css",))
+    template = environment(package).get_template(f"{name}.html")
     about = {"style": Markup(style), "script": Markup(script), "version": __version__}
     return template.render(values, policy=policy(script, style, images), **about)
 
 
-def page_file(name: str) -> str:
-    """The text of a file of the page."""
-    return (files("vitrail.report") / "page" / name).read_text(encoding="utf-8")
+def page_file(name: str, package: str = REPORT) -> str:
+    """The text of a file of the pages of a package, or of the reports, which any page may use."""
+    path = files(package) / "page" / name
+    return (path if path.is_file() else files(REPORT) / "page" / name).read_text(encoding="utf-8")
 
 
 def policy(script: str, style: str, images: str) -> str:

@@ -1,4 +1,3 @@
-const data = JSON.parse(document.getElementById("data").textContent);
 const COLOURS = 8, DASHES = 4;
 
 // The selection: positions in data.methods, data.metrics and data.settings; the name of a class, or "" for all.
@@ -11,10 +10,6 @@ const state = {
 const listeners = [];
 
 const changed = () => listeners.forEach((listener) => listener());
-
-function bytes(text) {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-}
 
 function formatValue(value, metric) {
   if (value === null || value === undefined) return "–";
