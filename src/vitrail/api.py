@@ -120,11 +120,11 @@ def explain(
         if pairs and isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
             other = see(view, target.other).pixels
             for explanation, source in zip(explanations, sources, strict=True):
-                _add_pairs(explanation, target, view, see(view, source).pixels, other, chosen.start_layer)
+                add_pairs(explanation, target, view, see(view, source).pixels, other, chosen.start_layer)
     return explanations if several else explanations[0]
 
 
-def _add_pairs(
+def add_pairs(
     explanation: Explanation, target: Similarity, view: View, pixels: Tensor, other: Tensor, layer: int
 ) -> None:
     """Splits a similarity into the shares of pairs of patches."""

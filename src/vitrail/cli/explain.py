@@ -188,7 +188,7 @@ class Run:
         passes = forwards + 2 * backwards + 1 + COST * self.trust + 2 * (self.steps + 1) * len(self.metrics)
         count = len(paths) * self.top
         print_estimate(self.console, view, f"{count} × {info.name}", passes * count)
-        view.known_fingerprint = view.fingerprint()  # hashed once, not for every image
+        view.known_weights = view.weights_hash()  # hashed once, not for every image
         ending = f".{info.name}" + join_parts([params_part(self.method.given()), *self.question.parts(view)])
         try:
             for path, label, stem in zip(paths, labels, file_stems(paths, out, ending), strict=True):
