@@ -44,7 +44,8 @@ on("removed", drawPanes);
 new ResizeObserver(() => { drawMap(); drawPanes(); }).observe(glass);
 
 function showLegend() {
-  const { signed } = state.explanation, values = drawnValues(state.explanation), [target, against] = names();
+  const { signed } = state.explanation, values = drawnValues(state.explanation), [name, against] = names();
+  const target = state.answered.kind === "similarity" ? "similarity" : name;
   const { low, high } = scale(), outline = state.drawing === "outline";
   const lowName = against === null ? `against ${target}` : `for ${against}`;
   const below = values.flat().some((value) => value < low) ? "≤ " : "";
@@ -67,15 +68,15 @@ export function scale() {
 }
 
 // The map; while a patch of the other picture is pointed at, the shares of its partners.
-export function mapOf(side, explanation) {
-  const shares = partners(side), columns = explanation?.grid[1];
+export function mapOf(side, explanation, [, columns]) {
+  const shares = partners(side);
   if (!shares) return explanation && { values: drawnValues(explanation), signed: explanation.signed, scale: scale() };
   const rows = Array.from({ length: shares.length / columns }, (_, row) => [...shares.slice(row * columns, (row + 1) * columns)]);
   return { values: rows, signed: true };
 }
 
 function drawMap() {
-  sheet.drawMap(state.prediction, state.prediction && mapOf("first", state.explanation), state);
+  sheet.drawMap(state.prediction, state.prediction && mapOf("first", state.explanation, state.prediction.grid), state);
 }
 
 function drawPanes() {
@@ -93,28 +94,30 @@ function point(patch) {
   readOut();
 }
 
-function readOut() {
-  const [words, place] = pointed === null || !state.prediction ? ["", HINT] : describe(pointed);
+// What is known of the patch that is pointed at, here or, [words, place], in the other picture.
+export function readOut(elsewhere = null) {
+  const here = pointed === null || !state.prediction ? ["", HINT] : describe(pointed);
+  const [words, place] = (elsewhere ?? here).map(sentence);
   find("#readout .words").textContent = words;
   find("#readout .place").textContent = place;
-  if (pointed !== null) speak(`${words}. ${place}.`);
+  if (elsewhere || pointed !== null) speak(`${words}. ${place}.`);
 }
 
 function describe(patch) {
-  const place = sentence(placeOf(patch, state.prediction.grid));
+  const place = placeOf(patch, state.prediction.grid);
   const deleted = state.removed.has(patch) ? " · deleted" : "";
   if (!state.explanation) return ["", place + deleted];
   const { signed, storage } = state.explanation, value = patchShares(state.explanation).flat()[patch];
   const stored = storage.includes(patch) ? " · used as storage" : "";
   const rank = `${ordinal(ranks[patch])} of ${ranks.length}`;
-  return [`${rank}: ${meaning(value)}`, `${place} · score ${number(value, signed)}${partner("first", patch, state.other)}${stored}${deleted}`];
+  return [`${rank}: ${meaning(value)}`, `${place} · score ${number(value, signed)}${partner("first", patch, state.other?.prediction.grid)}${stored}${deleted}`];
 }
 
 // The patch of the other picture with the largest share, in words.
-export function partner(side, patch, other) {
+export function partner(side, patch, grid) {
   if (!known()) return "";
   const shares = sharesOf(side, patch), at = best(shares);
-  return ` · best with ${placeOf(at, other.prediction.grid)} (${number(shares[at], true)})`;
+  return ` · best with ${placeOf(at, grid)} (${number(shares[at], true)})`;
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -106,7 +106,7 @@ export async function openPicture(source) {
   let known, restored;
   try {
     known = await noteWhile(`Opening ${source.name}…`, prepare(source, model, signal));
-    restored = await view?.(signal);
+    if (!signal.aborted) restored = await view?.(signal);
   } catch (error) {
     if (!signal.aborted) {
       release(source);

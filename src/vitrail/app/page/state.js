@@ -11,7 +11,7 @@ export const state = {
   picture: null, // {file?, sample?, id?, url, name}
   prediction: null, // answer of /api/predict
   explanation: null, // answer of /api/explain
-  ask: { kind: "class" }, // or {kind: "group", group, rival}, {kind: "text", text}, {kind: "similarity", measure}
+  ask: { kind: "class" }, // or {kind: "group", group, rival}, {kind: "text", text}, {kind: "similarity", measure, name, picture}
   answered: null, // the ask that the explanation answers
   target: null, // index of a class; null: the predicted class
   against: null,
@@ -71,8 +71,8 @@ export function target() {
 
 // The names of what the map is about, and of what it is opposed to (or null).
 export function names() {
-  const { answered, explanation, other } = state, { target: index, against, label: text, against_label: rival } = explanation;
-  if (answered.kind === "similarity") return [`similarity to ${other.name}`, null];
+  const { answered, explanation } = state, { target: index, against, label: text, against_label: rival } = explanation;
+  if (answered.kind === "similarity") return [`similarity to ${answered.name}`, null];
   if (answered.kind === "group") return [text, rival];
   return [label(index, text), against === null ? null : label(against, rival)];
 }
