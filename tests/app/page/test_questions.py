@@ -96,6 +96,7 @@ def test_two_pictures_are_compared(visit: Visit, scenes: Any) -> None:
     page.click("#play")
     page.wait_for_selector("#scrub:not([disabled])")
     assert "100 %: cosine" in page.inner_text("#curve")
+    page.click("#reset")
     page.select_option("#measure", "dot")
     both_shown(page, "measure=dot")
     expected = vitrail.explain(scenes, str(STAR), target=Similarity(str(RING), "dot")).probability
