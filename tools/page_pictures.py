@@ -2,7 +2,7 @@
 
 They show the page of `vitrail serve`, driven by Playwright in the installed Chromium (or the executable that the
 environment variable CHROMIUM names): an explanation with its curves in the light theme, two classes contrasted in the
-dark theme, a comparison, and a phone.
+dark theme, a comparison, two images with their patches matched, and a phone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 DESKTOP, PHONE = (1280, 800), (360, 740)
 LONG = 300_000  # timeout of a comparison in milliseconds
+SCENES = "model=scenes&sample=star-and-heart"
 MOST = 221_000  # maximum bytes of a screenshot
 
 
@@ -52,6 +53,15 @@ def compared(page: Page) -> None:
     page.get_by_role("button", name="Compare again").wait_for(timeout=LONG)
 
 
+def matched(page: Page) -> None:
+    """The pointer over a patch, its partners in the other image shown."""
+    page.get_by_role("button", name="Match patches").click()
+    page.locator("#matching", has_text="Point at a patch of one image").wait_for(timeout=LONG)
+    frame = page.locator("#panes").bounding_box()
+    assert frame is not None
+    page.mouse.move(frame["x"] + 0.44 * frame["width"], frame["y"] + 0.82 * frame["height"])
+
+
 def unchanged(page: Page) -> None:
     """The page as it opens."""
 
@@ -60,7 +70,8 @@ SHOTS: dict[str, tuple[tuple[int, int], str, str, Callable[[Page], None]]] = {
     "page": (DESKTOP, "light", "model=photo&sample=cat", tested),
     "page-dark": (DESKTOP, "dark", "model=photo&sample=cat&target=30&against=32", unchanged),
     "page-compare": (DESKTOP, "light", "model=photo&sample=coffee", compared),
-    "page-phone": (PHONE, "light", "model=scenes&sample=star-and-heart", unchanged),
+    "page-similar": (DESKTOP, "light", f"{SCENES}&other_sample=ring-and-hourglass", matched),
+    "page-phone": (PHONE, "light", SCENES, unchanged),
 }
 
 

@@ -156,11 +156,11 @@ def _explain_all(
         if pairs and isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
             other = see(view, target.other).pixels
             for explanation, picture in zip(explanations, pictures, strict=True):
-                _add_pairs(explanation, target, view, see(view, picture).pixels, other, chosen.start_layer)
+                add_pairs(explanation, target, view, see(view, picture).pixels, other, chosen.start_layer)
     return explanations
 
 
-def _add_pairs(
+def add_pairs(
     explanation: Explanation, target: Similarity, view: View, pixels: Tensor, other: Tensor, layer: int
 ) -> None:
     """Splits a similarity into the shares of pairs of patches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -46,8 +47,21 @@ def heard() -> Heard:
 @pytest.fixture
 def visit(browser: Any, served: Any, heard: Heard) -> Iterator[Visit]:
     """Opens the page, with a fragment such as ``#sample=cat``."""
+    with visiting(browser, served.url, heard) as open_page:
+        yield open_page
+
+
+@pytest.fixture
+def visit_reading(browser: Any, reading: Any, heard: Heard) -> Iterator[Visit]:
+    """The same with a model of images and texts."""
+    with visiting(browser, reading.url, heard) as open_page:
+        yield open_page
+
+
+@contextmanager
+def visiting(browser: Any, url: str, heard: Heard) -> Iterator[Visit]:
     contexts = []
-    allowed = (served.url, "blob:", "data:")
+    allowed = (url, "blob:", "data:")
 
     def open_page(fragment: str = "", size: tuple[int, int] = DESKTOP, **options: Any) -> Any:
         options = {"reduced_motion": "reduce", **options}  # less to draw, and nothing is halfway
@@ -59,7 +73,7 @@ def visit(browser: Any, served: Any, heard: Heard) -> Iterator[Visit]:
         page.on("console", lambda message: heard.note(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: heard.note(f"error: {error}"))
         page.on("request", lambda request: request.url.startswith(allowed) or heard.note(f"requested {request.url}"))
-        page.goto(f"{served.url}/{fragment}")
+        page.goto(f"{url}/{fragment}")
         return page
 
     yield open_page

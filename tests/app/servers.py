@@ -51,6 +51,23 @@ def small() -> Iterator[Any]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """With a tiny model of images and texts."""
+    from tests import families
+    from tests.app.serving import inner_server
+
+    from vitrail.app.server.settings import Settings
+
+    folder = tmp_path_factory.mktemp("models") / "clip"
+    families.build("hf_clip_text").save_pretrained(folder)
+    families.tokenizer().save_pretrained(folder)
+    options = {"prompts": ["a photo of a cat", "a photo of a dog"]}
+    settings = Settings(port=0, threads=1, plugins=(QUICK_TRUST,), load_options=options)
+    with inner_server(settings, f"hf:{folder}") as server:
+        yield server
+
+
 @pytest.fixture
 def small_client(small: Any) -> Iterator[Any]:
     with small.client() as http_client:

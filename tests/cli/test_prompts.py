@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests import families
-from tests.cli.common import Run, error_line, noise, results_in
+from tests.cli.common import Run, error_line, results_in
 
 import vitrail
 from vitrail.app.server.settings import Settings
-from vitrail.app.server.tasks import Request, find_explanation
 from vitrail.bench.store import Store
 from vitrail.cli.serve import check_options
 from vitrail.data import CaptionedScenes
@@ -113,10 +112,3 @@ def test_the_server_takes_prompts_of_one_model() -> None:
     check_options(settings, ["hf:clip"])
     with pytest.raises(VitrailError, match=r"^--prompt must go with exactly one --model, but got 2 models"):
         check_options(settings, ["hf:clip", "photo"])
-
-
-def test_the_server_has_the_prompts_only(model: str) -> None:
-    view = vitrail.load(model, prompts=["a photo of a cat", "a photo of a dog"], device="cpu")
-    request = Request(model, "noise", noise(0), {"target": "a red star"})
-    with pytest.raises(VitrailError, match=r"^\S+ has no class 'a red star'\. .*It has 2 classes\.$"):
-        find_explanation(view, request, lambda *_: None)

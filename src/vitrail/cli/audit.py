@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LINE_EVERY = 30.0  # seconds between lines where there is no terminal
 
 
-@options.grouped(load_options=options.MODEL)
+@options.grouped(load_options=options.load_options)
 def audit(
     *,
     data: Annotated[

@@ -103,7 +103,7 @@ def run(methods: list[Method], questions: list[Question], source: Source, stem: 
     view = methods[0].model
     print_model(console, view)
     (label,) = true_classes(console, view, [source])
-    view.known_fingerprint = view.fingerprint()  # hashed once, not for every method
+    view.known_weights = view.weights_hash()  # hashed once, not for every method
     costs = [method.passes() for method in methods]
     passes = sum(forwards + 2 * backwards + 1 + COST * trust for forwards, backwards in costs)
     summary = plural(len(methods), "method")

@@ -201,7 +201,7 @@ class Run:
         print_estimate(self.console, view, f"{count} × {info.name}", passes * count)
         if len(paths) == 1:
             print_boxes(self.console, view, paths[0])
-        view.known_fingerprint = view.fingerprint()  # hashed once, not for every image
+        view.known_weights = view.weights_hash()  # hashed once, not for every image
         ending = f".{info.name}" + join_parts(
             [params_part(self.method.given()), self.place, *self.question.parts(view)]
         )

@@ -72,7 +72,7 @@ class ModelRandomization(MethodMetric):
 def randomised(view: View, way: str, seed: int) -> Iterator[View]:
     """A copy of a view whose layers, from the head down, get weights drawn anew; the view itself stays as it is."""
     twin: View = copy.deepcopy(view)
-    twin.known_fingerprint = None
+    twin.known_weights = None
     draw = torch.Generator().manual_seed(check_seed(seed))
     for weights in reversed(twin.layers()):
         originals = [weight.clone() for weight in weights]

@@ -53,7 +53,7 @@ class View:
     question: dict[str, Any] | None = field(default=None, kw_only=True)
     answer: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, kw_only=True)
     head: nn.Module | None = field(default=None, kw_only=True)  # of a backbone that ``wrap`` was given one for
-    known_fingerprint: str | None = field(default=None, kw_only=True)  # set where the weights cannot change
+    known_weights: str | None = field(default=None, kw_only=True)  # their hash, set where they cannot change
     differentiable: bool = field(default=True, kw_only=True)  # whether gradients reach the pixels
 
     def __repr__(self) -> str:
@@ -324,7 +324,7 @@ class View:
         """A view of the same model for a question; ``changes``: what else is different in it."""
         if self.question is not None:
             raise VitrailError(f"{self.name} is a view for a question already: ask its model, not the view.")
-        return replace(self, question=question, labels=labels, known_fingerprint=None, **changes)
+        return replace(self, question=question, labels=labels, **changes)
 
     def asked_about(self, *classes: Any) -> View:
         """A view that has these classes: this one, unless its classes are prompts."""
@@ -342,17 +342,20 @@ class View:
         )
 
     def fingerprint(self) -> str:
-        """A hash of every parameter and buffer: two views with the same one give the same logits."""
-        if self.known_fingerprint is not None:
-            return self.known_fingerprint
+        """A hash of the weights and the question: two views with the same one give the same logits."""
+        weights = self.known_weights or self.weights_hash()
+        if self.question is None:
+            return weights
+        return hashlib.blake2b(f"{weights} {json.dumps(self.question)}".encode(), digest_size=16).hexdigest()
+
+    def weights_hash(self) -> str:
+        """A hash of every parameter and buffer."""
         digest = hashlib.blake2b(digest_size=16)
         for module in self.modules:
             for name, tensor in _flat(sorted(module.state_dict().items())):
                 digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
                 dense = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
                 digest.update(dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        if self.question is not None:
-            digest.update(json.dumps(self.question).encode())
         return digest.hexdigest()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> View:

@@ -129,7 +129,8 @@ def test_a_form_may_have_few_parts(client: httpx.Client) -> None:
     many = [("removed", (None, "[]"))] * 100
     assert client.post("/api/mask", files=many).status_code == 400
     two = [("image", ("a.jpg", CAT)), ("image", ("b.jpg", CAT))]
-    assert client.post("/api/predict", files=two).status_code == 400
+    assert client.post("/api/predict", files=two).status_code == 422
+    assert client.post("/api/predict", files=[*two, ("other", ("c.jpg", CAT))]).status_code == 400
     assert client.post("/api/predict", files=form(sample="x" * 2_000_000)).status_code == 400
     assert client.post("/api/predict", files=form(image="text")).status_code == 422
     assert client.post("/api/predict", files=form(nonsense="1", sample="cat")).status_code == 422

@@ -1,46 +1,27 @@
 // The picture, the map over it, and the panes: patches that can be inspected, deleted and restored.
-import { drawDiamond, faded, paintLegend, renderMap, scaleOf } from "./colours.js";
+import { paintLegend, scaleOf } from "./colours.js";
 import { checkedValue, find, number, ordinal } from "./helpers.js";
 import { note, speak } from "./messages.js";
-import { drawnValues, emit, label, on, order, patchShares, state } from "./state.js";
+import { best, known, partners, pointAt, sharesOf } from "./pairs.js";
+import { moved, placeOf, Sheet } from "./sheet.js";
+import { drawnValues, emit, names, on, order, patchShares, state } from "./state.js";
 
-const photo = find("#photo"), map = find("#map"), panes = find("#panes"), glass = find("#glass");
+const glass = find("#glass"), sheet = new Sheet(glass), { panes } = sheet;
 const HINT = `${matchMedia("(pointer: coarse)").matches ? "Tap" : "Point at"} a patch to see its score.`;
-const LEAD = "#15161c", HATCH = 9, DIAMOND = 1.5;
 let pointed = null; // the patch under the pointer or the keyboard
 let stroke = null; // true = deleting, false = restoring, while the pointer is down
 let ranks = [];
 
-on("picture", showPicture);
-
-function showPicture() {
-  if (photo.getAttribute("src") !== state.picture.url) photo.src = state.picture.url; // unchanged if only the model has
-  photo.alt = state.picture.name;
+on("picture", () => {
+  sheet.show(state.picture);
   pointed = null;
   readOut();
-}
-
-photo.addEventListener("load", () => {
-  glass.classList.remove("unshown");
-  setAspect(photo.naturalWidth, photo.naturalHeight);
 });
-photo.addEventListener("error", () => {
-  if (!photo.getAttribute("src")) return;
-  glass.classList.add("unshown");
-  photo.alt = "";
-});
-
-function setAspect(width, height) {
-  glass.style.aspectRatio = `${width} / ${height}`;
-  glass.style.setProperty("--shape", width / height);
-}
-
 on("prediction", () => {
-  setAspect(...state.prediction.size);
+  sheet.setAspect(...state.prediction.size);
   if (glass.classList.contains("unshown")) note("This browser cannot display this image format, but the model can read it.");
   drawPanes();
 });
-
 on("explanation", () => {
   find("#legend").hidden = !state.explanation;
   if (state.explanation) {
@@ -51,18 +32,22 @@ on("explanation", () => {
   drawPanes();
   readOut();
 });
-on("look", () => {
-  map.style.opacity = state.alpha;
+on("look second", () => {
   if (state.explanation) showLegend();
   drawMap();
+});
+on("pairs", () => {
+  drawMap();
+  drawPanes();
 });
 on("removed", drawPanes);
 new ResizeObserver(() => { drawMap(); drawPanes(); }).observe(glass);
 
 function showLegend() {
-  const { signed, target, against } = state.explanation, values = drawnValues(state.explanation);
-  const { low, high } = scaleOf(values, signed), outline = state.drawing === "outline";
-  const lowName = against === null ? `against ${label(target)}` : `for ${label(against)}`;
+  const { signed } = state.explanation, values = drawnValues(state.explanation), [name, against] = names();
+  const target = state.answered.kind === "similarity" ? "similarity" : name;
+  const { low, high } = scale(), outline = state.drawing === "outline";
+  const lowName = against === null ? `against ${target}` : `for ${against}`;
   const below = values.flat().some((value) => value < low) ? "≤ " : "";
   const above = values.flat().some((value) => value > high) ? "≥ " : "";
   paintLegend(find("#legend canvas"), signed);
@@ -70,137 +55,79 @@ function showLegend() {
   find("#legend canvas").hidden = outline;
   find("#legend .low").textContent = outline ? "" : `${signed ? lowName : "less"} ${below}${number(low)}`;
   find("#legend .high").textContent = outline
-    ? `Outlined: the smallest area with half of the evidence${signed ? ` for ${label(target)}` : ""}`
-    : `${above}${number(high, signed)} ${signed ? `for ${label(target)}` : "more"}`;
+    ? `Outlined: the smallest area with half of the evidence${signed ? ` for ${target}` : ""}`
+    : `${above}${number(high, signed)} ${signed ? `for ${target}` : "more"}`;
   const [left, top, right, bottom] = state.explanation.box, [width, height] = state.prediction.size;
   find("#legend .unseen-key").hidden = left < 1 && top < 1 && right > width - 1 && bottom > height - 1;
 }
 
-function resize(canvas) {
-  const ratio = window.devicePixelRatio || 1;
-  const width = Math.round(glass.clientWidth * ratio), height = Math.round(glass.clientHeight * ratio);
-  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
-  const context = canvas.getContext("2d");
-  context.clearRect(0, 0, width, height);
-  return context;
+// Of two pictures that are compared, both maps have the colours of one scale.
+export function scale() {
+  const maps = [state.explanation, state.second].filter(Boolean);
+  return scaleOf(maps.flatMap(drawnValues), state.explanation.signed);
 }
 
-// The part that the model sees, in pixels of the canvas.
-function visibleArea(canvas) {
-  const [width, height] = state.prediction.size, [left, top, right, bottom] = state.prediction.box;
-  const across = canvas.width / width, down = canvas.height / height;
-  return { x: left * across, y: top * down, width: (right - left) * across, height: (bottom - top) * down };
+// The map; while a patch of the other picture is pointed at, the shares of its partners.
+export function mapOf(side, explanation, [, columns]) {
+  const shares = partners(side);
+  if (!shares) return explanation && { values: drawnValues(explanation), signed: explanation.signed, scale: scale() };
+  const rows = Array.from({ length: shares.length / columns }, (_, row) => [...shares.slice(row * columns, (row + 1) * columns)]);
+  return { values: rows, signed: true };
 }
 
 function drawMap() {
-  const context = resize(map), shown = state.explanation && state.prediction;
-  // A red map on a red fish is illegible: the more opaque the map, the paler the photo.
-  photo.style.filter = shown && state.drawing !== "outline" ? faded(state.alpha) : "none";
-  if (!shown) return;
-  const { x, y, width, height } = visibleArea(map);
-  context.imageSmoothingEnabled = state.drawing !== "blocks";
-  context.imageSmoothingQuality = "high";
-  const values = drawnValues(state.explanation), { signed } = state.explanation;
-  context.drawImage(renderMap({ values, signed }, state.drawing), x, y, width, height);
+  sheet.drawMap(state.prediction, state.prediction && mapOf("first", state.explanation, state.prediction.grid), state);
 }
 
 function drawPanes() {
-  const context = resize(panes);
-  if (!state.prediction) return;
-  const area = visibleArea(panes), unit = window.devicePixelRatio || 1;
-  hatch(context, area, unit);
-  for (const patch of state.explanation?.storage ?? []) drawDiamond(context, cell(patch, area), DIAMOND * unit);
-  for (const patch of state.removed) drawRemoved(context, cell(patch, area), unit);
-  if (pointed !== null) outline(context, cell(pointed, area), unit);
+  const shares = partners("first"), outlined = shares ? [best(shares)] : pointed === null ? [] : [pointed];
+  sheet.drawPanes(state.prediction, { storage: state.explanation?.storage, removed: state.removed, outlined });
 }
 
-function hatch(context, { x, y, width, height }, unit) {
-  const { width: w, height: h } = context.canvas;
-  if (x < 1 && y < 1 && x + width > w - 1 && y + height > h - 1) return;
-  context.save();
-  context.beginPath();
-  context.rect(0, 0, w, h);
-  context.rect(x, y, width, height);
-  context.clip("evenodd");
-  context.fillStyle = "rgb(120 122 130 / 62%)";
-  context.fillRect(0, 0, w, h);
-  context.strokeStyle = "rgb(255 255 255 / 30%)";
-  context.lineWidth = unit;
-  context.beginPath();
-  for (let start = -h; start < w; start += HATCH * unit) {
-    context.moveTo(start, h);
-    context.lineTo(start + h, 0);
-  }
-  context.stroke();
-  context.restore();
-}
-
-function cell(patch, { x, y, width, height }) {
-  const [rows, columns] = state.prediction.grid;
-  const row = Math.floor(patch / columns), column = patch % columns;
-  const left = Math.round(x + (column * width) / columns), top = Math.round(y + (row * height) / rows);
-  const right = Math.round(x + ((column + 1) * width) / columns), bottom = Math.round(y + ((row + 1) * height) / rows);
-  return [left, top, right - left, bottom - top];
-}
-
-function drawRemoved(context, [x, y, width, height], unit) {
-  context.fillStyle = LEAD;
-  context.fillRect(x, y, width, height);
-  context.strokeStyle = "rgb(255 255 255 / 16%)";
-  context.lineWidth = unit;
-  context.strokeRect(x + unit / 2, y + unit / 2, width - unit, height - unit);
-}
-
-function outline(context, [x, y, width, height], unit) {
-  for (const [colour, thickness] of [[LEAD, 4], ["#fff", 2]]) {
-    context.strokeStyle = colour;
-    context.lineWidth = thickness * unit;
-    context.strokeRect(x, y, width, height);
-  }
-}
-
-function patchAt(event) {
-  if (!state.prediction) return null;
-  const bounds = panes.getBoundingClientRect();
-  const [width, height] = state.prediction.size, [left, top, right, bottom] = state.prediction.box;
-  const [rows, columns] = state.prediction.grid;
-  const x = (((event.clientX - bounds.left) / bounds.width) * width - left) / (right - left);
-  const y = (((event.clientY - bounds.top) / bounds.height) * height - top) / (bottom - top);
-  if (!(x >= 0 && x < 1 && y >= 0 && y < 1)) return null;
-  return Math.floor(y * rows) * columns + Math.floor(x * columns);
-}
+const patchAt = (event) => (state.prediction ? sheet.patchAt(event, state.prediction) : null);
 
 function point(patch) {
   if (patch === pointed) return;
   pointed = patch;
+  pointAt("first", patch);
   drawPanes();
   readOut();
 }
 
-function readOut() {
-  const [words, place] = pointed === null || !state.prediction ? ["", HINT] : describe(pointed);
+// What is known of the patch that is pointed at, here or, [words, place], in the other picture.
+export function readOut(elsewhere = null) {
+  const here = pointed === null || !state.prediction ? ["", HINT] : describe(pointed);
+  const [words, place] = (elsewhere ?? here).map(sentence);
   find("#readout .words").textContent = words;
   find("#readout .place").textContent = place;
-  if (pointed !== null) speak(`${words}. ${place}.`);
+  if (elsewhere || pointed !== null) speak(`${words}. ${place}.`);
 }
 
 function describe(patch) {
-  const columns = state.prediction.grid[1];
-  const place = `Row ${Math.floor(patch / columns) + 1}, column ${(patch % columns) + 1}`;
+  const place = placeOf(patch, state.prediction.grid);
   const deleted = state.removed.has(patch) ? " · deleted" : "";
   if (!state.explanation) return ["", place + deleted];
   const { signed, storage } = state.explanation, value = patchShares(state.explanation).flat()[patch];
   const stored = storage.includes(patch) ? " · used as storage" : "";
   const rank = `${ordinal(ranks[patch])} of ${ranks.length}`;
-  return [`${rank}: ${meaning(value)}`, `${place} · score ${number(value, signed)}${stored}${deleted}`];
+  return [`${rank}: ${meaning(value)}`, `${place} · score ${number(value, signed)}${partner("first", patch, state.other?.prediction.grid)}${stored}${deleted}`];
 }
 
+// The patch of the other picture with the largest share, in words.
+export function partner(side, patch, grid) {
+  if (!known()) return "";
+  const shares = sharesOf(side, patch), at = best(shares);
+  return ` · best with ${placeOf(at, grid)} (${number(shares[at], true)})`;
+}
+
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 function meaning(value) {
-  const { signed, target, against } = state.explanation;
+  const { signed } = state.explanation, [target, against] = names();
   const { low, high } = scaleOf(patchShares(state.explanation), signed);
   const strength = high > low ? (signed ? Math.abs(value) / high : (value - low) / (high - low)) : 0;
   const level = strength < 0.08 ? 0 : strength < 0.33 ? 1 : strength < 0.66 ? 2 : 3;
-  const what = `“${label(target)}”${against === null ? "" : ` rather than “${label(against)}”`}`;
+  const what = `“${target}”${against === null ? "" : ` rather than “${against}”`}`;
   if (level === 0) return `hardly relevant to ${what}`;
   if (!signed) return `${["", "slightly", "clearly", "highly"][level]} relevant to ${what}`;
   return `${["", "weak", "clear", "strong"][level]} evidence ${value < 0 ? "against" : "for"} ${what}`;
@@ -243,15 +170,9 @@ panes.addEventListener("focus", () => {
 panes.addEventListener("blur", () => point(null));
 panes.addEventListener("keydown", (event) => {
   if (!state.prediction || event.ctrlKey || event.metaKey || event.altKey) return;
-  const [rows, columns] = state.prediction.grid;
-  const at = pointed ?? 0, row = Math.floor(at / columns), column = at % columns;
-  const next = {
-    ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1], ArrowUp: [row - 1, column], ArrowDown: [row + 1, column],
-    Home: [row, 0], End: [row, columns - 1], PageUp: [0, column], PageDown: [rows - 1, column],
-  }[event.key];
-  if (next) {
-    const clamp = (value, end) => Math.min(Math.max(value, 0), end - 1);
-    point(clamp(next[0], rows) * columns + clamp(next[1], columns));
+  const at = pointed ?? 0, next = moved(event.key, at, state.prediction.grid);
+  if (next !== null) {
+    point(next);
   } else if (event.key === "Enter" || event.key === " ") change(at, !state.removed.has(at));
   else if (event.key === "Delete" || event.key === "Backspace") change(at, true);
   else if (event.key === "Insert") change(at, false);

@@ -1,13 +1,13 @@
-// The prediction: five classes with bars; one is explained, another may be contrasted with it.
+// The prediction: classes with bars; one is explained, another may be contrasted with it.
 import { explain } from "./explain.js";
 import { element, find, percent } from "./helpers.js";
 import { showError } from "./messages.js";
-import { label, methodRow, on, probability, probabilityText, state, target } from "./state.js";
+import { contrast, showKind } from "./question.js";
+import { label, methodRow, on, probability, state, target, topClasses } from "./state.js";
 
 const ROWS = 5, SUGGESTIONS = 30;
 
 on("picture", () => {
-  find("#question").textContent = "";
   const waiting = () => element("li", { class: "waiting", "aria-hidden": "true" });
   find("#classes").replaceChildren(...Array.from({ length: Math.min(ROWS, state.model.classes) }, waiting));
 });
@@ -15,16 +15,15 @@ on("prediction choice explanation", show);
 
 function show() {
   if (!state.prediction) return;
-  const current = target(), rows = [...state.prediction.classes];
-  for (const index of [current.index, state.against]) {
+  const current = target(), rows = [...topClasses()];
+  for (const [index, text] of [[current?.index ?? null, current?.label], [state.against]]) {
     if (index !== null && !rows.some((row) => row.index === index)) {
-      rows.push({ index, probability: probability(index) });
+      rows.push({ index, label: text, probability: probability(index) });
     }
   }
   const list = find("#classes"), place = focusSelector(list);
-  list.replaceChildren(...rows.map((row) => line(row, current.index)));
+  list.replaceChildren(...rows.map((row) => line(row, current)));
   if (place) find(place, list)?.focus();
-  showQuestion(current);
 }
 
 // The list is rebuilt after every choice: the focus stays where it was.
@@ -33,8 +32,8 @@ function focusSelector(list) {
   return list.contains(at) && at.dataset.index ? `.${at.classList[0]}[data-index="${at.dataset.index}"]` : null;
 }
 
-function line({ index, probability: share }, targetIndex) {
-  const explained = index === targetIndex, rival = index === state.against, name = label(index);
+function line({ index, label: text, probability: share }, current) {
+  const explained = index === current?.index, rival = index === state.against, name = label(index, text);
   const bar = element("i");
   bar.style.setProperty("--share", share ?? 0);
   const pressed = (is) => ({ type: "button", "data-index": index, "aria-pressed": String(is) });
@@ -43,35 +42,17 @@ function line({ index, probability: share }, targetIndex) {
     element("span", { class: "share" }, share === null ? "–" : percent(share)),
     element("span", { class: "bar", "aria-hidden": "true" }, bar));
   const oppose = element("button", {
-    class: "versus", ...pressed(rival), disabled: explained || !methodRow()["class-specific"], onclick: () => contrast(rival ? null : index),
-    "aria-label": `Rather than ${name}`, title: `Why ${label(targetIndex)} rather than ${name}?`,
+    class: "versus", ...pressed(rival), disabled: !current || explained || !methodRow()["class-specific"], onclick: () => contrast(rival ? null : index),
+    "aria-label": `Rather than ${name}`, title: `Why ${current?.label} rather than ${name}?`,
   }, "vs");
   return element("li", { class: explained ? "target" : rival ? "rival" : null }, choose, oppose);
 }
 
-function showQuestion(current) {
-  const row = methodRow(), question = find("#question"), name = element("strong", { class: "for" }, current.label);
-  if (!row["class-specific"]) {
-    question.replaceChildren(`${row.name} gives the same map for every class.`);
-  } else if (state.against === null) {
-    question.replaceChildren("Why ", name, "? Press ", element("em", {}, "vs"), " to contrast it with another class.");
-  } else {
-    const rival = element("strong", { class: "against" }, label(state.against));
-    const clear = element("button", { type: "button", class: "link", onclick: () => contrast(null) }, "clear");
-    question.replaceChildren(
-      "Why ", name, `${probabilityText(current.index)} rather than `, rival, `${probabilityText(state.against)}? `, clear);
-  }
-}
-
 function aim(index) {
-  state.target = index;
+  if (index >= state.model.classes) return; // the text that is asked about already
+  Object.assign(state, { ask: { kind: "class" }, target: index });
   if (state.against === index) state.against = null;
-  explain();
-}
-
-function contrast(index) {
-  state.target = target().index;
-  state.against = index;
+  showKind("class");
   explain();
 }
 

@@ -25,8 +25,8 @@ function quantile(sorted) {
 export const faded = (alpha) => `grayscale(${alpha}) opacity(${1 - LIGHTENING * alpha})`;
 
 // A canvas with the map, to be drawn over the part of the picture that the model sees.
-export function renderMap({ values, signed }, drawing, finest = FINEST) {
-  const scale = scaleOf(values, signed), blocks = drawing === "blocks";
+export function renderMap({ values, signed, scale = scaleOf(values, signed) }, drawing, finest = FINEST) {
+  const blocks = drawing === "blocks";
   const rows = values.length, columns = values[0].length;
   const height = blocks ? rows : Math.max(rows, finest), width = blocks ? columns : Math.max(columns, finest);
   const places = enlarged(Float32Array.from(values.flat(), (value) => placed(value, scale)), rows, columns, width, height);

@@ -1,11 +1,12 @@
 // Many methods side by side, each shown as soon as it is computed.
 import { job } from "./api.js";
 import { drawDiamond, faded, renderMap } from "./colours.js";
-import { choiceFields, curveFields, explain, showExplanation, withPicture } from "./explain.js";
+import { curveFields, explain, questionFields, showExplanation, withPicture } from "./explain.js";
 import { breakable, debounce, element, find, findAll, seconds } from "./helpers.js";
 import { note, showError, speak } from "./messages.js";
 import { Progress } from "./progress.js";
-import { drawnValues, label, methodRow, on, probabilityText, state, target } from "./state.js";
+import { questionText } from "./question.js";
+import { drawnValues, methodRow, on, state, target } from "./state.js";
 
 const LENS = 220, DIAMOND = 1.5;
 const progress = new Progress(find("#compare-progress"));
@@ -21,11 +22,16 @@ on("model", () => {
   buildChoices();
 });
 on("choice", () => {
-  const stale = running && (running.target !== target()?.index || running.against !== choiceFields().against);
-  if (stale) cancel(); // its tiles would explain another class
+  if (running && running.question !== question()) cancel(); // its tiles would explain something else
 });
 on("explanation", mark);
 on("look", debounce(150, redraw));
+
+// Everything that tells one question from another.
+function question() {
+  const { ask, other } = state, fields = ask.kind === "class" ? { target: target()?.index } : { ask, other: other?.id ?? other?.sample };
+  return JSON.stringify({ ...questionFields(), ...fields });
+}
 
 find("#run-compare").addEventListener("click", run);
 find("#sort").addEventListener("change", draw);
@@ -33,21 +39,21 @@ find("#sort").addEventListener("change", draw);
 async function run() {
   if (!state.prediction) return;
   cancel();
-  const current = target(), { model, against } = choiceFields();
-  running = Object.assign(new AbortController(), { target: current.index, against });
+  const current = target(), asked = questionFields();
+  if (!current) return;
+  if (state.ask.kind === "class") asked.target = current.index;
+  running = Object.assign(new AbortController(), { question: question() });
   const { signal } = running;
   rows = [...picked].map((call) => ({ call }));
-  const named = (index) => label(index) + probabilityText(index);
-  const question = against === null ? current.label : `${named(current.index)} rather than ${named(against)}`;
-  find("#compared").textContent = `Why ${question}?`;
+  find("#compared").textContent = questionText();
   draw();
-  progress.start(`Why “${current.label}”?`, () => {
+  progress.start(questionText(), () => {
     cancel();
     note("Comparison cancelled. Finished methods are kept.");
   }, 0);
   try {
     const methods = picked.size ? [...picked].join(",") : null;
-    const fields = { model, target: current.index, against, methods, ...curveFields() };
+    const fields = { model: state.model.id, ...asked, methods, ...curveFields() };
     await withPicture((picture) => job("/api/compare", { ...picture, ...fields }, signal, onEvent));
     if (signal.aborted) return;
     speak(`${rows.length} methods compared.`);
@@ -188,7 +194,8 @@ function mark() {
 
 function take(row) {
   const { method, target: index, against } = row;
-  Object.assign(state, { method, requestedMethod: null, params: changedParams(row), target: index, against });
+  Object.assign(state, { method, requestedMethod: null, params: changedParams(row) });
+  if (state.ask.kind === "class") Object.assign(state, { target: index, against });
   if (row.reduced) explain();
   else showExplanation(row);
   find("#glass").scrollIntoView({ block: "nearest" });

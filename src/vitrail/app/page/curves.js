@@ -1,8 +1,8 @@
 // Insertion and deletion curves as an animation, from a single request.
 import { curveFields, longWork } from "./explain.js";
-import { checkedValue, element, find, reducedMotion, svgElement } from "./helpers.js";
+import { amount, checkedValue, element, find, reducedMotion, svgElement } from "./helpers.js";
 import { showError } from "./messages.js";
-import { emit, on, order, state } from "./state.js";
+import { emit, measure, on, order, state } from "./state.js";
 
 const WIDTH = 320, HEIGHT = 150, LEFT = 34, RIGHT = 8, TOP = 8, BOTTOM = 30;
 const PACE = 110;
@@ -15,7 +15,10 @@ on("picture explanation", forget);
 on("removed", (known) => {
   if (known === undefined) halt();
 });
-on("choice", halt);
+on("choice", () => {
+  halt();
+  if (!scored) draw();
+});
 
 function forget() {
   halt();
@@ -81,7 +84,8 @@ function show(next) {
   reached[way] = Math.max(reached[way], step);
   scrub.setAttribute("aria-valuetext", `${count} patches ${way === "deletion" ? "deleted" : "inserted"}`);
   state.removed = new Set(way === "deletion" ? scored.order.slice(0, count) : scored.order.slice(count));
-  emit("removed", scored.curves[way][step]);
+  const [empty, full] = scored.scale ?? [0, 1];
+  emit("removed", empty + scored.curves[way][step] * (full - empty));
   draw();
 }
 
@@ -96,7 +100,10 @@ find("#way").addEventListener("change", () => {
 });
 
 const across = (place, count) => LEFT + ((WIDTH - LEFT - RIGHT) * place) / (count - 1);
-const down = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value);
+const down = (value) => TOP + ((HEIGHT - TOP - BOTTOM) * (highest() - value)) / (highest() - lowest());
+// Scores may leave the range between those of no patch and of all.
+const values = () => (scored ? [...scored.curves.deletion, ...scored.curves.insertion] : []);
+const highest = () => Math.max(1, ...values()), lowest = () => Math.min(0, ...values());
 
 function draw() {
   const way = checkedValue("way");
@@ -126,7 +133,7 @@ function axes(way) {
     return [
       svgElement("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
       text(LEFT - 6, y + 4, "end", percent),
-      text(across(value, 2), down(0) + 14, ["start", "middle", "end"][place], percent),
+      text(across(value, 2), HEIGHT - BOTTOM + 14, ["start", "middle", "end"][place], percent),
     ];
   });
   const name = way === "deletion" ? "% of patches deleted" : "% of patches inserted";
@@ -134,15 +141,16 @@ function axes(way) {
 }
 
 function caption() {
-  if (!scored) return element("figcaption", { class: "about" }, "Play removes the patches one after another and plots the probability.");
+  if (!scored) return element("figcaption", { class: "about" }, `Play removes the patches one after another and plots the ${measure()}.`);
   const mean = (way, better) =>
     element("span", { class: `key ${way}` }, element("b", {}, `${way} ${scored[way].toFixed(3)}`), ` ${better}`);
+  const scaled = scored.scale ? [`100 %: ${measure()} ${amount(scored.scale[1], measure())}, 0 %: ${amount(scored.scale[0], measure())}`] : [];
   const means = [mean("deletion", "lower is better"), mean("insertion", "higher is better")];
-  return element("figcaption", { class: "about keys" }, ...means);
+  return element("figcaption", { class: "about keys" }, ...means, ...scaled);
 }
 
 function describe() {
-  if (!scored) return "Probability over the share of patches: not played yet.";
+  if (!scored) return `${measure()} over the share of patches: not played yet.`;
   const way = checkedValue("way"), values = scored.curves[way];
   const at = (share) => `${Math.round(100 * values[Math.round(share * (values.length - 1))])} %`;
   return `${way}: ${at(0)} at the start, ${at(0.25)} after a quarter of the patches, ${at(0.5)} after half, ${at(1)} at the end.`;

@@ -20,23 +20,38 @@ export function choiceFields() {
   return {
     model: state.model.id,
     method: state.method,
-    target: state.target,
-    against: methodRow()["class-specific"] ? state.against : null,
+    ...questionFields(),
     params: Object.keys(state.params).length ? JSON.stringify(state.params) : null,
   };
 }
 
-// Asks with the field that names the picture; uploads it again if the server has evicted it and this page still has the file.
-export async function withPicture(ask, picture = state.picture) {
-  const { sample, id, file } = picture;
+// What is asked; withPicture adds the picture of a similarity.
+export function questionFields() {
+  const { ask, target, against } = state, contrasts = methodRow()["class-specific"];
+  if (ask.kind === "similarity") return { measure: ask.measure };
+  if (ask.kind === "group") return { group: ask.group, against_group: (contrasts && ask.rival) || null };
+  return { target: ask.kind === "text" ? ask.text : target, against: contrasts ? against : null };
+}
+
+// Asks with the fields that name the picture and the one it is compared with; uploads them again if the server has
+// evicted them and this page still has the files.
+export async function withPicture(ask, picture = state.picture, other = state.ask.kind === "similarity" ? state.other : null) {
+  const fields = (again) => ({ ...named(picture, ["sample", "picture", "image"], again),
+    ...(other && named(other, ["other_sample", "other_picture", "other"], again)) });
   try {
-    return await ask(sample ? { sample } : id ? { picture: id } : { image: file });
+    return await ask(fields(false));
   } catch (error) {
-    if (error.status !== 410 || !file) throw error;
-    const answer = await ask({ image: file });
+    if (error.status !== 410 || !(picture.file || other?.file)) throw error;
+    const answer = await ask(fields(true));
     picture.id = answer.picture ?? picture.id;
+    if (other) other.id = answer.other ?? other.id;
     return answer;
   }
+}
+
+function named({ sample, id, file }, [sampleField, idField, fileField], again) {
+  if (sample) return { [sampleField]: sample };
+  return id && !(again && file) ? { [idField]: id } : { [fileField]: file };
 }
 
 // Requests the models and samples, and selects the first model.
@@ -67,8 +82,9 @@ export async function useModel(id) {
   if (!model) throw new Problem(`This server has no model “${id}”: expected one of ${known}.`);
   const rows = await get(`/api/methods?model=${encodeURIComponent(id)}`);
   const methods = rows.filter((row) => row.supported === "yes"), unsupported = rows.filter((row) => row.supported !== "yes");
-  Object.assign(state, { model, methods, unsupported, prediction: null, explanation: null });
-  Object.assign(state, { target: null, against: null, params: {}, removed: new Set(), requestedMethod: state.method });
+  Object.assign(state, { model, methods, unsupported, prediction: null, explanation: null, second: null, other: null });
+  Object.assign(state, { ask: { kind: "class" }, target: null, against: null, params: {}, removed: new Set() });
+  state.requestedMethod = state.method;
   if (!methodRow()) state.method = model.default_method;
   wanted = null;
   stop();
@@ -87,31 +103,43 @@ export async function openPicture(source) {
   opening = new AbortController();
   pending = source;
   const { signal } = opening, model = wanted?.model ?? source.model ?? state.model.id, view = wanted?.view;
-  let known;
+  let known, restored;
   try {
     known = await noteWhile(`Opening ${source.name}…`, prepare(source, model, signal));
+    if (!signal.aborted) restored = await view?.(signal);
   } catch (error) {
     if (!signal.aborted) {
       release(source);
       throw error;
     }
   }
-  if (!signal.aborted) return replacePicture(source, view, known);
+  if (!signal.aborted) return replacePicture(source, restored, known);
   if (pending !== source) release(source);
 }
 
 // Returns the prediction if another picture is open: a refused file must not replace it.
 async function prepare(source, model, signal) {
-  source.url ??= await displayUrl(source.file ?? (await getBlob(`/api/pictures/${source.id}`, signal)));
+  await makeVisible(source, signal);
   const known = state.picture ? await predict(source, model, signal) : null;
   if (!signal.aborted && model !== state.model.id) await useModel(model);
   return known;
 }
 
-function replacePicture(source, view, known) {
+async function makeVisible(source, signal) {
+  source.url ??= await displayUrl(source.file ?? (await getBlob(`/api/pictures/${source.id}`, signal)));
+}
+
+// A picture to compare with, as the model sees it.
+export async function prepareOther(source, signal) {
+  await makeVisible(source, signal);
+  source.prediction = await predict(source, state.model.id, signal);
+  return source;
+}
+
+function replacePicture(source, restored, known) {
   pending = wanted = null;
   if (state.picture) release(state.picture);
-  Object.assign(state, { picture: source, target: null, against: null, removed: new Set() }, view?.() ?? {});
+  Object.assign(state, { picture: source, target: null, against: null, removed: new Set() }, restored ?? {});
   return predictAndExplain(known);
 }
 
@@ -128,7 +156,7 @@ export function reopen() {
 
 // The prediction, unless it is known already; then the explanation.
 export async function predictAndExplain(known = null) {
-  Object.assign(state, { prediction: null, explanation: null });
+  Object.assign(state, { prediction: null, explanation: null, second: null });
   stop();
   predicting = new AbortController();
   const { signal } = predicting;
@@ -149,12 +177,13 @@ export async function predictAndExplain(known = null) {
 
 async function predict(picture, model, signal) {
   const ask = async (fields) => (await post("/api/predict", { ...fields, model, top: 5 }, signal)).json();
-  const answer = await withPicture(ask, picture);
+  const answer = await withPicture(ask, picture, null);
   if (!picture.sample) picture.id = answer.picture;
   return answer;
 }
 
-export async function explain() {
+// onError tells about a failure: a question that is still being typed may be wrong.
+export async function explain(onError = showError) {
   stopExplaining();
   if (!state.prediction) return;
   clearError();
@@ -168,15 +197,15 @@ export async function explain() {
   } catch (error) {
     if (signal.aborted) return;
     restoreChoice();
-    showError(error);
+    onError(error);
   }
 }
 
 export function showExplanation(explanation) {
   stopExplaining();
-  state.explanation = explanation;
-  const { target, against, method, params } = state;
-  shown = { target, against, method, params };
+  const { ask, other, target, against, method, params } = state;
+  Object.assign(state, { explanation, answered: ask, second: null });
+  shown = { ask, other, target, against, method, params };
   showRunButton();
   emit("choice");
   emit("explanation");
@@ -210,14 +239,14 @@ function endProgress() {
 function showRunButton() {
   find("#run").hidden = !state.prediction || state.explanation !== null || find("#glass").hasAttribute("aria-busy");
 }
-find("#run").addEventListener("click", explain);
+find("#run").addEventListener("click", () => explain());
 
 function stop() {
   predicting.abort();
   stopExplaining();
 }
 
-// Long requests about the explained class: one at a time, with a progress bar.
+// Long requests about what is asked: one at a time, with a progress bar.
 export async function longWork(text, path, fields) {
   stopExplaining();
   const { signal } = explaining;

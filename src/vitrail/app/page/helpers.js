@@ -39,6 +39,11 @@ export function points(difference) {
   return `${difference < 0 ? "−" : "+"}${value >= 1 ? value.toFixed(1) : value.toFixed(2)} points`;
 }
 
+// A probability, or another score.
+export const amount = (value, measure) => (measure === "probability" ? percent(value) : fixed(value));
+export const gain = (value, measure) => (measure === "probability" ? points(value) : `${value < 0 ? "" : "+"}${fixed(value)}`);
+const fixed = (value) => value.toFixed(3).replace("-", "−");
+
 // Three significant digits, with a real minus.
 export function number(value, sign = false) {
   if (value === 0) return "0";

@@ -12,6 +12,9 @@ export function readLink(hash) {
     sample: fields.get("sample"),
     picture: fields.get("picture"),
     method: fields.get("method"),
+    ask: readAsk(fields),
+    otherSample: fields.get("other_sample"),
+    otherPicture: fields.get("other"),
     target: integer("target"),
     against: integer("against"),
     removed: (fields.get("removed") ?? "").split(",").filter((text) => /^\d+$/.test(text)).map(Number),
@@ -22,10 +25,26 @@ export function readLink(hash) {
   };
 }
 
+function readAsk(fields) {
+  const group = fields.get("group"), text = fields.get("text");
+  if (group) return { kind: "group", group, rival: fields.get("rival") ?? "" };
+  if (text) return { kind: "text", text };
+  if (!fields.get("other") && !fields.get("other_sample")) return { kind: "class" };
+  return { kind: "similarity", measure: fields.get("measure") === "dot" ? "dot" : "cosine" };
+}
+
+function writeAsk({ ask, target, against, other }) {
+  if (ask.kind === "group") return { group: ask.group, rival: ask.rival || null };
+  if (ask.kind === "text") return { text: ask.text, against };
+  if (ask.kind === "class") return { target, against };
+  return { other_sample: other.sample, other: other.sample ? null : other.id, measure: ask.measure };
+}
+
 export function writeLink() {
-  const { picture, model, method, target, against, removed, alpha, drawing, hideStorage, params } = state;
+  const { picture, model, method, removed, alpha, drawing, hideStorage, params } = state;
   if (!picture || !model) return "";
-  const parts = { model: model.id, sample: picture.sample, picture: picture.sample ? null : picture.id, method, target, against };
+  const named = { sample: picture.sample, picture: picture.sample ? null : picture.id };
+  const parts = { model: model.id, ...named, method, ...writeAsk(state) };
   if (removed.size) parts.removed = [...removed].sort((a, b) => a - b).join(",");
   parts.alpha = Number(alpha.toFixed(2));
   if (drawing !== "smooth") parts.drawing = drawing;

@@ -9,11 +9,13 @@ import "./facts.js";
 import { load, openPicture, reopen, restoreNext, useModel } from "./explain.js";
 import { debounce, find } from "./helpers.js";
 import "./layout.js";
+import "./question.js";
 import { readLink, writeLink } from "./link.js";
 import { clearError, showError } from "./messages.js";
 import { fromText } from "./methods.js";
 import "./removal.js";
-import { emit, label, methodRow, on, state } from "./state.js";
+import { restoreOther } from "./similar.js";
+import { emit, methodRow, names, on, state } from "./state.js";
 import { openSample, showStart } from "./upload.js";
 
 async function start() {
@@ -37,7 +39,7 @@ async function restore(link) {
   const sample = state.samples.find((other) => other.name === link.sample);
   const model = link.model ?? (state.modelPinned ? null : sample?.model);
   if (link.model) state.modelPinned = true;
-  restoreNext(model, () => viewOf(link));
+  restoreNext(model, async (signal) => ({ ...viewOf(link), ...(await questionOf(link, signal)) }));
   if (link.sample) return await openSample(link.sample, model);
   try {
     return await openPicture({ id: link.picture, name: "picture" });
@@ -68,6 +70,14 @@ function viewOf(link) {
   };
 }
 
+// What the link asks, if this model can be asked so.
+async function questionOf({ ask, otherSample: sample, otherPicture: id }, signal) {
+  if (!state.model.asks.includes(ask.kind)) return { ask: { kind: "class" } };
+  if (ask.kind !== "similarity") return { ask };
+  const other = await restoreOther({ sample, id }, signal);
+  return other ? { ask: { ...ask, name: other.name, picture: other.prediction.picture }, other } : { ask: { kind: "class" } };
+}
+
 // The address follows the picture at once: a reload must not bring back the previous one.
 function keepLink() {
   if (state.picture?.sample || state.picture?.id) history.replaceState(null, "", writeLink());
@@ -76,7 +86,7 @@ on("picture prediction", keepLink);
 on("explanation removed look", debounce(200, keepLink));
 on("explanation", () => {
   const { explanation } = state;
-  document.title = explanation ? `${label(explanation.target)} – vitrail` : "vitrail";
+  document.title = explanation ? `${names()[0]} – vitrail` : "vitrail";
 });
 on("model", () => {
   find("#model").value = state.model.id;

@@ -1,9 +1,9 @@
-// Patches removed by hand: the probability without them, requested after every change.
+// Patches removed by hand: the probability, or the similarity, without them, requested after every change.
 import { post } from "./api.js";
-import { withPicture } from "./explain.js";
-import { debounce, find, percent, points } from "./helpers.js";
+import { questionFields, withPicture } from "./explain.js";
+import { amount, debounce, find, gain, percent } from "./helpers.js";
 import { showError, speak } from "./messages.js";
-import { emit, label, on, order, state, target } from "./state.js";
+import { emit, label, measure, on, order, state, target } from "./state.js";
 
 const DEBOUNCE = 60, TENTH = 0.1;
 let request = new AbortController();
@@ -33,12 +33,13 @@ const requestSoon = debounce(DEBOUNCE, requestProbability);
 async function requestProbability(signal) {
   if (signal.aborted) return;
   const current = target(), removed = JSON.stringify([...state.removed].sort((a, b) => a - b));
+  const fields = state.ask.kind === "class" ? { target: current.index } : questionFields();
   try {
     const answer = await withPicture(async (picture) =>
-      (await post("/api/mask", { ...picture, model: state.model.id, target: current.index, removed }, signal)).json());
+      (await post("/api/mask", { ...picture, model: state.model.id, ...fields, removed }, signal)).json());
     if (signal.aborted) return;
     show(answer.probability, current, answer);
-    speak(`${current.label}: ${percent(answer.probability)}, ${points(answer.probability - answer.full)}.`);
+    speak(`${current.label}: ${amount(answer.probability, measure())}, ${gain(answer.probability - answer.full, measure())}.`);
   } catch (error) {
     if (signal.aborted) return;
     find("#meter").removeAttribute("aria-busy");
@@ -48,16 +49,17 @@ async function requestProbability(signal) {
 }
 
 function show(probability, current, answer = null) {
-  const meter = find("#meter"), difference = probability - current.probability;
+  const meter = find("#meter"), difference = probability - current.probability, whole = Math.abs(current.probability);
+  const share = (value) => Math.min(Math.max(measure() === "dot" ? value / whole || 0 : value, 0), 1);
   meter.removeAttribute("aria-busy");
-  find("#now").textContent = percent(probability);
+  find("#now").textContent = amount(probability, measure());
   find("#now").title = current.label;
   const delta = find("#delta");
-  delta.textContent = state.removed.size ? points(difference) : current.label;
+  delta.textContent = state.removed.size ? gain(difference, measure()) : current.label;
   delta.title = delta.textContent;
   delta.className = state.removed.size ? (difference < -0.00005 ? "down" : difference > 0.00005 ? "up" : "") : "name";
-  find(".bar-now", meter).style.setProperty("--now", probability);
-  find(".bar-now", meter).style.setProperty("--full", current.probability);
+  find(".bar-now", meter).style.setProperty("--now", share(probability));
+  find(".bar-now", meter).style.setProperty("--full", share(current.probability));
   find("#says").textContent = verdict(current, answer);
 }
 
@@ -65,8 +67,10 @@ function verdict(current, answer) {
   if (!answer) return state.removed.size ? `“${current.label}” without these patches.` : "with the whole image.";
   const [first] = answer.classes;
   const how = answer.space === "pixels" ? "Patches are filled with the mean colour. " : "";
+  if (state.ask.kind === "similarity") return `${how}${current.label} without these patches.`;
   if (first.index === current.index) return `${how}The prediction is still “${current.label}”.`;
-  return `${how}The prediction is now “${label(first.index)}” (${percent(first.probability)}).`;
+  const name = state.ask.kind === "group" ? first.label : label(first.index, first.label);
+  return `${how}The prediction is now “${name}” (${percent(first.probability)}).`;
 }
 
 function blank() {

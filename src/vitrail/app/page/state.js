@@ -11,8 +11,12 @@ export const state = {
   picture: null, // {file?, sample?, id?, url, name}
   prediction: null, // answer of /api/predict
   explanation: null, // answer of /api/explain
+  ask: { kind: "class" }, // or {kind: "group", group, rival}, {kind: "text", text}, {kind: "similarity", measure, name, picture}
+  answered: null, // the ask that the explanation answers
   target: null, // index of a class; null: the predicted class
   against: null,
+  other: null, // the picture of a similarity: {file?, sample?, id?, url, name, prediction}
+  second: null, // its explanation: how it is similar to the first
   method: null, // name
   requestedMethod: null, // which the model may not support
   params: {}, // that differ from the method's defaults
@@ -28,7 +32,7 @@ export function on(topics, listener) {
   for (const topic of topics.split(" ")) (listeners[topic] ??= []).push(listener);
 }
 
-// Topics: model, picture, nothing (no picture any more), prediction, choice, explanation, removed, look.
+// Topics: model, picture, nothing (no picture any more), prediction, choice, explanation, second, pairs, removed, look.
 export function emit(topic, detail) {
   for (const listener of listeners[topic] ?? []) listener(detail);
 }
@@ -37,10 +41,10 @@ export function methodRow(name = state.method) {
   return state.methods.find((row) => row.name === name);
 }
 
-// A name that several classes share is followed by the index.
-export function label(index) {
+// A name that several classes share is followed by the index; a text may be a class that the model itself does not have.
+export function label(index, text = `class ${index}`) {
   const name = state.model.labels?.[index];
-  if (name === undefined) return `class ${index}`;
+  if (name === undefined) return text;
   return sharedNames(state.model).has(name) ? `${name} (${index})` : name;
 }
 
@@ -53,18 +57,41 @@ function sharedNames(model) {
   return shared.get(model);
 }
 
-// The explained class, with its name and probability if known.
+// The answer to what is asked, or null if the map on the page answers something else.
+const answer = () => (state.ask === state.answered ? state.explanation : null);
+
+// What is asked, with its name, and its probability or score if known; null if there is no answer yet.
 export function target() {
+  if (state.ask.kind !== "class") {
+    return answer() && { index: answer().target, label: names()[0], probability: answer().probability };
+  }
   const index = state.target ?? state.prediction?.classes[0].index ?? null;
   return index === null ? null : { index, label: label(index), probability: probability(index) };
 }
 
+// The names of what the map is about, and of what it is opposed to (or null).
+export function names() {
+  const { answered, explanation } = state, { target: index, against, label: text, against_label: rival } = explanation;
+  if (answered.kind === "similarity") return [`similarity to ${answered.name}`, null];
+  if (answered.kind === "group") return [text, rival];
+  return [label(index, text), against === null ? null : label(against, rival)];
+}
+
+// The most probable classes; those of an answer about a text have it among them.
+export function topClasses() {
+  if (state.ask.kind !== "text" || !answer()) return state.prediction?.classes ?? [];
+  return answer().top.map(({ class: index, label: text, probability: share }) => ({ index, label: text, probability: share }));
+}
+
 export function probability(index) {
-  const { explanation, prediction } = state, row = prediction?.classes.find((other) => other.index === index);
+  const explanation = answer(), row = topClasses().find((other) => other.index === index);
   if (row) return row.probability;
   if (explanation?.target === index) return explanation.probability;
   return explanation?.against === index ? explanation.against_probability : null;
 }
+
+// What the number of the question is: "probability", or a score such as "cosine".
+export const measure = () => (state.ask.kind === "similarity" ? state.ask.measure : "probability");
 
 // The probability in brackets, to follow the name of the class; nothing if it is unknown.
 export function probabilityText(index) {

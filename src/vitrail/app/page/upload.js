@@ -2,6 +2,7 @@
 import { loaded, openPicture, predictAndExplain } from "./explain.js";
 import { element, find } from "./helpers.js";
 import { clearError, note, noteWhile, showError } from "./messages.js";
+import { compareWith, comparing } from "./similar.js";
 import { on, state } from "./state.js";
 
 const start = find("#start"), work = find("#work"), veil = find("#veil");
@@ -49,7 +50,8 @@ async function openFiles(files, otherwise) {
   if (files.length > 1) note(`Only one image at a time: opening ${file.name}.`);
   try {
     if (!state.model) await noteWhile("Waiting for the server…", loaded());
-    await openPicture({ file, name: file.name || "pasted image" });
+    const open = comparing() ? compareWith : openPicture;
+    await open({ file, name: file.name || "pasted image" });
   } catch (error) {
     showError(error);
   }
@@ -83,6 +85,7 @@ let depth = 0; // the pointer also enters and leaves child elements
 document.addEventListener("dragenter", (event) => {
   event.preventDefault();
   depth++;
+  find("p", veil).textContent = comparing() ? "Drop to compare" : "Drop to open";
   veil.hidden = false;
 });
 document.addEventListener("dragleave", () => {

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from torch import Tensor
 
 from vitrail.app.server.tasks import grid_of
+from vitrail.errors import VitrailError
 from vitrail.evaluation import default_method
 from vitrail.methods.base import MethodFactory
 from vitrail.methods.registry import describe_methods, get_method
+from vitrail.models.questions import embedding
 from vitrail.models.view import View
 
 Row = dict[str, Any]
@@ -24,10 +28,21 @@ def describe_model(name: str, view: View) -> Row:
         "input": list(view.size),
         "grid": list(grid_of(view)),
         "view": "tokens" if view.has_tokens else "features" if view.has_features else "logits",
+        "asks": list(questions(view)),
         "default_method": default_method(view),
         "note": view.note,
         "labels": [view.label(i) for i in range(view.num_classes)],
     }
+
+
+def questions(view: View) -> Iterator[str]:
+    """What can be asked of a model."""
+    yield from ("class", "group")
+    if view.reads_texts:
+        yield "text"
+    with suppress(VitrailError):
+        embedding(view, "cosine").architecture()
+        yield "similarity"
 
 
 def describe_methods_of(view: View) -> list[Row]:

@@ -66,7 +66,8 @@ class Dispatcher:
             return
         width, height = decoded.size
         sent = self._child.send({"do": "picture", "id": picture, "size": [width, height]}, decoded.pixels)
-        self._pictures[picture] = width * height * BYTES_PER_PIXEL
+        most = int(self._pictures.maxsize) // 2  # so that the two pictures of a job always fit
+        self._pictures[picture] = min(width * height * BYTES_PER_PIXEL, most)
         await sent
 
     def cancel(self, job: Job) -> None:
@@ -108,21 +109,20 @@ class Dispatcher:
                     self._finish(job, "cancelled")
                 elif answer is not None:
                     self._finish(job, "done", answer)
-                elif job.task.picture not in self._pictures:
-                    await self._decode_picture(job)
+                elif missing := [id_ for id_ in job.task.pictures if self._pictures.get(id_) is None]:
+                    await self._decode_picture(job, missing[0])
                 else:
                     await self._assign(job)
 
-    async def _decode_picture(self, job: Job) -> None:
+    async def _decode_picture(self, job: Job, picture: str) -> None:
         try:
-            await self.send_picture(job.task.picture, await self.decode(job.task.picture))
+            await self.send_picture(picture, await self.decode(picture))
         except RequestError as error:
             self._finish(job, "failed", error=error)
 
     async def _assign(self, job: Job) -> None:
         """Until the job has ended or the worker is lost."""
         assert self._child is not None
-        self._pictures.get(job.task.picture)  # marks it as recently used
         limits = {"quick": job.task.quick, "seconds": self.settings.job_seconds}
         self._child.send({"do": "job", "id": job.id, **asdict(job.task), **limits})
         self._assigned[job.id] = job
@@ -173,7 +173,8 @@ class Dispatcher:
         """Ends the job; the time it took is added to the limit of the job it interrupted."""
         if state == "cancelled" and job.timed_out:
             limit = f"{self.settings.job_seconds:g} seconds"
-            message = f"the job took longer than {limit}: try fewer steps, masks or methods."
+            advice = "try fewer steps, masks or methods, or start vitrail serve with more --job-seconds"
+            message = f"the job took longer than {limit}: {advice}."
             state, error = "failed", RequestError(408, message)
         elif state == "cancelled":
             error = cancelled_error()

@@ -28,12 +28,17 @@ class Cancelled(BaseException):  # like KeyboardInterrupt: no handler in between
 
 @dataclass(frozen=True)
 class Task:
-    """The work to do: its kind, the model, the id of the picture and the other fields of the form."""
+    """The work to do: its kind, the model, the ids of the picture and of what it is compared with, the other fields."""
 
     kind: str
     model: str
     picture: str
     fields: dict[str, Any]
+    other: str | None = None
+
+    @property
+    def pictures(self) -> list[str]:
+        return [self.picture] if self.other is None else [self.picture, self.other]
 
     @property
     def quick(self) -> bool:
@@ -41,7 +46,7 @@ class Task:
 
     @property
     def key(self) -> Hashable:
-        return self.kind, self.model, self.picture, json.dumps(self.fields, sort_keys=True)
+        return self.kind, self.model, *self.pictures, json.dumps(self.fields, sort_keys=True)
 
 
 @dataclass(frozen=True)

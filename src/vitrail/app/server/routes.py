@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.resources import files
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Path, Query, Request, Response
+from fastapi import APIRouter, Form, Path, Query, Request, Response, UploadFile
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
@@ -28,6 +28,8 @@ PAGE = files("vitrail.app") / "page"
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
 MAX_METHODS = 100
+# Fields of a form that a task has not among its fields.
+ELSEWHERE = {"image", "picture", "sample", "other", "other_picture", "other_sample", "model", "wait"}
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": s.Problem, "description": description}
@@ -49,11 +51,11 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": s.Accepted, "descrip
 
 # Path, form, answer (None: a PNG) and description.
 TASKS: tuple[tuple[str, type[s.Form], type[BaseModel] | None, str], ...] = (
-    ("predict", s.PredictForm, s.Prediction, "The most probable classes."),
-    ("explain", s.ExplainForm, s.Explained, "Which parts of the picture are evidence for the class."),
+    ("predict", s.PredictForm, s.Prediction, "The most probable classes, and those asked about."),
+    ("explain", s.ExplainForm, s.Explained, "Which parts of the picture are evidence for what is asked."),
     ("trust", s.TrustForm, s.Trusted, "How far to trust that map, with fewer than a hundred forward passes."),
     ("score", s.ScoreForm, s.Scores, "How faithful the map is: insertion and deletion."),
-    ("mask", s.MaskForm, s.Masked, "The probability with a subset of the patches."),
+    ("mask", s.MaskForm, s.Masked, "The probability, or the similarity, with a subset of the patches."),
     ("compare", s.CompareForm, s.Comparison, "The maps of many methods; with wait=false each is an event of the job."),
     ("picture", s.PictureForm, None, "The explanation as a labelled PNG."),
 )
@@ -109,7 +111,8 @@ def task_routes(service: Service) -> APIRouter:
 def _endpoint(service: Service, kind: str, form_type: type[s.Form]) -> Callable[..., Awaitable[Response]]:
     async def endpoint(form: s.Form, request: Request) -> Response:
         """Waits for the answer, or returns the job."""
-        task = make_task(kind, form, service.model(form.model), await find_picture(service, form))
+        picture, other = await find_picture(service, form), await find_other(service, form)
+        task = make_task(kind, form, service.model(form.model), picture, other)
         wait = getattr(form, "wait", True)
         job = service.jobs.submit(task, keep=not wait)
         if not wait:
@@ -177,14 +180,34 @@ async def find_picture(service: Service, form: s.Form) -> Picture:
     if len(names) != 1:
         listed = " and ".join(names) or "none"
         raise RequestError(422, f"expected exactly one of image, picture and sample, but got {listed}.")
-    if form.image is not None:
-        return await service.add_upload(await form.image.read())
-    return service.sample(form.sample or "") if form.picture is None else service.picture(form.picture)
+    return await _stored(service, form.image, form.picture, form.sample)
 
 
-def make_task(kind: str, form: s.Form, model: str, picture: Picture) -> Task:
+async def find_other(service: Service, form: s.Form) -> Picture | None:
+    """The picture that it is compared with; None if something else is asked."""
+    if not isinstance(form, s.QuestionForm):
+        return None
+    sides = [("target", "group"), ("against", "against_group"), ("other", "other_picture", "other_sample")]
+    target, against, other = ([name for name in side if getattr(form, name) is not None] for side in sides)
+    for names in (target, against, other, [*(target or against)[:1], *other[:1]]):
+        if len(names) > 1:
+            raise RequestError(422, f"{' and '.join(names)} ask different questions: send only one of them.")
+    if other:
+        return await _stored(service, form.other, form.other_picture, form.other_sample)
+    if form.measure is not None:
+        raise RequestError(422, "measure is that of a similarity: send other, other_picture or other_sample, too.")
+    return None
+
+
+async def _stored(service: Service, file: UploadFile | None, picture: str | None, sample: str | None) -> Picture:
+    if file is not None:
+        return await service.add_upload(await file.read())
+    return service.sample(sample or "") if picture is None else service.picture(picture)
+
+
+def make_task(kind: str, form: s.Form, model: str, picture: Picture, other: Picture | None = None) -> Task:
     """The task of a form; fields that were not sent are left out."""
-    fields: dict[str, Any] = form.model_dump(exclude={"image", "picture", "sample", "model", "wait"}, exclude_none=True)
+    fields: dict[str, Any] = form.model_dump(exclude=ELSEWHERE, exclude_none=True)
     for name in ("params", "removed", "kept"):
         if name in fields:
             fields[name] = json.loads(fields[name])
@@ -192,7 +215,7 @@ def make_task(kind: str, form: s.Form, model: str, picture: Picture) -> Task:
         raise RequestError(422, "expected either removed or kept, but got both.")
     if "methods" in fields:
         fields["methods"] = _split_methods(fields["methods"])
-    return Task(kind, model, picture.id, fields)
+    return Task(kind, model, picture.id, fields, None if other is None else other.id)
 
 
 def _split_methods(text: str) -> list[str]:

@@ -36,8 +36,8 @@ MESSAGES = {
 def describe_error(error: Mapping[str, Any]) -> str:
     """A pydantic error as a sentence, without the value, which may be long."""
     name = ".".join(str(part) for part in error["loc"][1:])[:80] or "the form"
-    if name == "image":
-        return "image: expected a file, but got text."
+    if name in ("image", "other"):
+        return f"{name}: expected a file, but got text."
     message = MESSAGES.get(error["type"])
     if message is not None:
         return f"{name}: {message.format(**error.get('ctx', {}))}."
@@ -77,6 +77,7 @@ def _class(value: Any) -> Any:
 
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 Class = Annotated[str, BeforeValidator(_class), Field(max_length=MAX_NAME)]
+Classes = Annotated[str, Field(max_length=MAX_LIST)]
 Space = Literal["pixels", "tokens"]
 Storage = Literal["mark", "hide"]
 Trusting = Annotated[bool, Field(description="Whether to ask the model how far to trust the map.")]
@@ -87,7 +88,8 @@ Patches = Annotated[str, Field(max_length=8 * MAX_PATCHES), AfterValidator(_patc
 Pair = Annotated[list[int], Field(min_length=2, max_length=2)]
 Box = Annotated[list[float], Field(min_length=4, max_length=4)]
 Index = Annotated[int, Field(ge=0)]
-Probability = Annotated[float, Field(ge=0, le=1)]
+Measured = Annotated[float, Field(description="A probability, or the score that measure names.")]
+Measure = Annotated[str, Field(description="probability; or cosine, dot: of a similarity.")]
 
 
 class Form(BaseModel):
@@ -107,61 +109,81 @@ class JobForm(Form):
     wait: bool = True
 
 
-class PredictForm(JobForm):
+class QuestionForm(Form):
+    """Fields that choose what is asked: a class, any of several classes, or the similarity to another picture."""
+
+    target: Class | None = Field(
+        None,
+        description="The class, by index or name; default: the predicted class. Models that read texts take any text.",
+    )
+    against: Class | None = Field(None, description="Explain the target rather than this class or text.")
+    group: Classes | None = Field(
+        None, description="Instead of target, any of several classes: names, numbers and patterns, comma-separated."
+    )
+    against_group: Classes | None = Field(None, description="Instead of against, any of several classes, likewise.")
+    other: UploadFile | None = Field(
+        None, description="Instead of a class, the similarity to this image file, by the embeddings of both."
+    )
+    other_picture: Sha256 | None = Field(None, description="The same by the id of an earlier upload.")
+    other_sample: Name | None = Field(None, description="The same by the name of a sample.")
+    measure: Literal["cosine", "dot"] | None = Field(
+        None, description="How embeddings are compared; default: by their cosine."
+    )
+
+
+class PredictForm(QuestionForm, JobForm):
     """Which class is it?"""
 
     top: Annotated[int, Field(ge=1, le=100)] = 5
 
 
-class QuestionForm(Form):
+class MapForm(QuestionForm):
     """Fields that choose an explanation."""
 
     method: Name | None = Field(None, description="A method from /api/methods; default: the model's.")
-    target: Class | None = Field(None, description="The class, by index or name; default: the predicted class.")
-    against: Class | None = Field(None, description="Explain the target rather than this class.")
     params: Parameters | None = Field(None, description='Parameters of the method as a JSON object: {"masks": 256}.')
 
 
-class ExplainForm(QuestionForm, JobForm):
+class ExplainForm(MapForm, JobForm):
     """Why this class?"""
 
     trust: Trusting = True
+    pairs: bool = Field(
+        False, description="Also split a similarity into shares of pairs of patches, by decompx; takes a while."
+    )
 
 
-class PictureForm(QuestionForm):
+class PictureForm(MapForm):
     """Why this class, as a picture?"""
 
     trust: Trusting = True
     storage: Storage = Field("mark", description="Whether patches used as storage are only marked, or not coloured.")
 
 
-class TrustForm(QuestionForm, JobForm):
+class TrustForm(MapForm, JobForm):
     """How far to trust the map?"""
 
 
-class ScoreForm(QuestionForm, JobForm):
+class ScoreForm(MapForm, JobForm):
     """How faithful is the map?"""
 
     steps: Steps = 32
     space: Space = "pixels"
 
 
-class MaskForm(JobForm):
+class MaskForm(QuestionForm, JobForm):
     """What if these patches were missing?"""
 
     removed: Patches | None = Field(None, description="Patches to remove: a JSON list of indices.")
     kept: Patches | None = Field(None, description="Patches to keep: a JSON list of indices.")
-    target: Class | None = None
 
 
-class CompareForm(JobForm):
+class CompareForm(QuestionForm, JobForm):
     """What do many methods say?"""
 
     methods: Annotated[str, Field(max_length=MAX_LIST)] | None = Field(
         None, description="Comma-separated names or calls, such as rise(masks=256); default: the recommended methods."
     )
-    target: Class | None = None
-    against: Class | None = None
     score: bool = True
     trust: Trusting = True
     steps: Steps = 32
@@ -191,6 +213,7 @@ class Model(BaseModel):
     input: Pair
     grid: Pair
     view: Literal["tokens", "features", "logits"]
+    asks: list[Literal["class", "group", "text", "similarity"]]
     default_method: str
     note: str
     labels: list[str]
@@ -235,23 +258,34 @@ class SampleRow(BaseModel):
 
 
 class ClassRow(BaseModel):
-    """A class and its probability."""
+    """A class and its probability, or a score."""
 
     index: Index
     label: str
-    probability: Probability
+    probability: Measured
 
 
 class Prediction(BaseModel):
-    """The most probable classes."""
+    """The most probable classes; in ``asked`` the target and what it is opposed to, where the form names them."""
 
     picture: Sha256
+    other: Sha256 | None = None
     model: str
+    measure: Measure
     size: Pair
     box: Box
     grid: Pair
     classes: list[ClassRow]
+    asked: list[ClassRow]
     seconds: float
+
+
+class Packed(BaseModel):
+    """Numbers, row by row."""
+
+    shape: list[int]
+    dtype: Literal["float32"]
+    base64: str
 
 
 class TrustRow(BaseModel):
@@ -270,11 +304,14 @@ class Explained(BaseModel):
     """The JSON of ``vitrail explain --json``, with the map as rows of numbers.
 
     ``values`` is the map; ``shares`` is the map as it is drawn, where prefix tokens and biases are spread evenly.
+    ``pairs`` are the shares of pairs of patches in a similarity: a row per patch of the picture, a column per patch of
+    the other.
     """
 
     model_config = ConfigDict(extra="allow")
 
     picture: Sha256
+    other: Sha256 | None = None
     model_id: str
     method: str
     params: dict[str, Any]
@@ -282,10 +319,11 @@ class Explained(BaseModel):
     title: str
     target: Index
     label: str
-    probability: Probability
+    measure: Measure
+    probability: Measured
     against: int | None
     against_label: str | None
-    against_probability: Probability | None
+    against_probability: Measured | None
     extras: dict[str, float | None]
     split: dict[str, float | None] | None
     score_line: str | None
@@ -303,12 +341,14 @@ class Explained(BaseModel):
     standard_error: list[list[float]] | None
     tokens: list[list[float]]
     signed: bool
+    pairs: Packed | None
 
 
 class Trusted(BaseModel):
     """How far to trust the map, in numbers and in words."""
 
     picture: Sha256
+    other: Sha256 | None = None
     method: str
     target: Index
     label: str
@@ -318,16 +358,20 @@ class Trusted(BaseModel):
 
 
 class Curves(BaseModel):
-    """Probabilities while parts are inserted or deleted."""
+    """Probabilities while parts are inserted or deleted; scores are scaled to 0 (nothing is left) … 1 (everything)."""
 
     insertion: list[float]
     deletion: list[float]
 
 
 class Scores(BaseModel):
-    """Areas under the curves; with space=tokens also the order of the patches and the counts at each step."""
+    """Areas under the curves; with space=tokens also the order of the patches and the counts at each step.
+
+    ``scale``: of scores in token space, those with no patch and with all, which the curves have as 0 and 1.
+    """
 
     picture: Sha256
+    other: Sha256 | None = None
     method: str
     target: Index
     label: str
@@ -338,6 +382,7 @@ class Scores(BaseModel):
     ranks: list[list[int]]
     order: list[int] | None = None
     counts: list[int] | None = None
+    scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
     seconds: float
 
 
@@ -345,10 +390,12 @@ class Masked(BaseModel):
     """The probability of a class with a subset of the patches; ``full`` is that of the whole picture."""
 
     picture: Sha256
+    other: Sha256 | None = None
     target: Index
     label: str
-    probability: Probability
-    full: Probability
+    measure: Measure
+    probability: Measured
+    full: Measured
     classes: list[ClassRow]
     kept: int
     space: Space
@@ -359,6 +406,7 @@ class Comparison(BaseModel):
     """One result per method: that of explain, with insertion and deletion; or the method, its call and its error."""
 
     picture: Sha256
+    other: Sha256 | None = None
     model_id: str
     methods: list[str]
     results: list[dict[str, Any]]
@@ -378,6 +426,6 @@ class JobState(BaseModel):
     job: str
     state: Literal["queued", "running", "done", "failed", "cancelled"]
     position: int | None
-    progress: Probability
+    progress: Annotated[float, Field(ge=0, le=1)]
     result: Any = None
     error: str | None = None

@@ -16,15 +16,18 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitrail.api import explain_each, see
+from vitrail.api import add_pairs, explain_each, see
 from vitrail.app.server.cache import ByteCache
 from vitrail.app.server.responses import to_json
 from vitrail.calls import split_call
+from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import check_finite
 from vitrail.engine.scheduler import Scheduler
 from vitrail.errors import VitrailError
 from vitrail.evaluation import default_method
 from vitrail.explanation import Explanation
+from vitrail.methods.base import Method
+from vitrail.methods.decomposition import DecompX
 from vitrail.methods.registry import build_method, get_method, recommended_methods
 from vitrail.metrics.base import Case, trapezoid
 from vitrail.metrics.curves import PROBABILITY, even_counts, ranks, token_curve
@@ -32,6 +35,7 @@ from vitrail.metrics.measuring import measure
 from vitrail.metrics.trust import Trust
 from vitrail.models.view import View
 from vitrail.progress import watched
+from vitrail.targets import ClassSpec, Group, Similarity, pose
 
 Answer = dict[str, Any]
 Report = Callable[[str, Answer], None]  # "progress" or "partial", and its data
@@ -54,24 +58,45 @@ class Inference:
     box: tuple[float, float, float, float]
 
 
-Result = Inference | Explanation | Trust | Answer
+@dataclass(frozen=True)
+class Posed:
+    """A view that answers a question, and the classes there that the question is about."""
+
+    view: View
+    target: ClassSpec
+    against: ClassSpec
+
+
+Result = Inference | Explanation | Trust | Posed | Answer
 
 
 def result_size(result: Result) -> int:
     """Approximate memory of a cached result, in bytes."""
     if isinstance(result, dict):  # scores
         return OVERHEAD + 64 * (sum(map(len, result["ranks"])) + len(result["curves"]["insertion"]))
-    if isinstance(result, Trust):
+    if isinstance(result, Trust | Posed):  # a view shares the weights of its model
         return OVERHEAD
-    tensors = [result.map] if isinstance(result, Explanation) else [result.pixels, result.tokens, result.logits]
+    if isinstance(result, Explanation):
+        tensors = [result.map, result.pairs]
+    else:
+        tensors = [result.pixels, result.tokens, result.logits]
     return OVERHEAD + sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+@dataclass(frozen=True)
+class OtherPicture:
+    """What a picture is compared with."""
+
+    id: str
+    image: Image.Image
 
 
 @dataclass(frozen=True)
 class Request:
     """A question about a picture. ``cache`` keeps maps and tokens for the next request about it.
 
-    ``seconds`` limits each method of a comparison.
+    ``seconds`` limits each method of a comparison. ``question``: what is asked of ``model_view``, the model itself,
+    where that is not one of its classes.
     """
 
     model: str
@@ -80,27 +105,57 @@ class Request:
     fields: Answer = field(default_factory=dict)
     cache: ByteCache[Hashable, Any] = field(default_factory=lambda: ByteCache(64 * 2**20, result_size))
     seconds: float = math.inf
+    other: OtherPicture | None = None
+    question: Hashable = None
+    model_view: View | None = None
 
 
 def run(kind: str, view: View, request: Request, report: Report) -> tuple[str, bytes]:
     """Media type and body of the answer to a request of this kind."""
     start = perf_counter()
-    answer = KINDS[kind](view, request, report)
+    answer = KINDS[kind](*posed(view, request), report)
     if isinstance(answer, bytes):
         return "image/png", answer
-    return "application/json", to_json({"seconds": perf_counter() - start} | answer)
+    other = {} if request.other is None else {"other": request.other.id}
+    return "application/json", to_json({"seconds": perf_counter() - start} | other | answer)
+
+
+def posed(view: View, request: Request) -> tuple[View, Request]:
+    """The view that answers a request, from the cache if possible, and the request about classes of that view."""
+    fields, other = request.fields, request.other
+    names = ("target", "against", "group", "against_group", "measure")
+    question = ("question", request.model, *map(fields.get, names), None if other is None else other.id)
+    answer: Posed | None = request.cache.get(question)
+    if answer is None:
+        target, against = (
+            fields.get(name) if fields.get(group) is None else Group(fields[group])
+            for name, group in (("target", "group"), ("against", "against_group"))
+        )
+        if other is not None:
+            target = Similarity(other.image, fields.get("measure", "cosine"))
+        with own_modes():
+            answer = Posed(*pose(view, target, against, lambda source: see(view, source).pixels))
+        if answer.view is view:
+            return view, request
+        request.cache[question] = answer
+    classes = {"target": answer.target, "against": answer.against}
+    fields = {name: value for name, value in (fields | classes).items() if value is not None}
+    return answer.view, replace(request, fields=fields, question=question, model_view=view)
 
 
 def predict(view: View, request: Request, report: Report) -> Answer:
-    """The most probable classes."""
+    """The most probable classes, and those asked about."""
     inference = find_inference(view, request)
+    named = [request.fields[name] for name in ("target", "against") if request.fields.get(name) is not None]
     return {
         "picture": request.picture,
         "model": request.model,
+        "measure": view.measure,
         "size": list(request.image.size),
         "box": list(inference.box),
         "grid": list(grid_of(view)),
         "classes": top_classes(view, inference.logits, request.fields.get("top", 5)),
+        "asked": class_rows(view, inference.logits, [view.class_index(name) for name in named]),
     }
 
 
@@ -129,7 +184,7 @@ def _about(request: Request, explanation: Explanation) -> Answer:
 
 
 def mask(view: View, request: Request, report: Report) -> Answer:
-    """The probability of a class with a subset of the patches."""
+    """The probability of a class, or another score, with a subset of the patches."""
     inference, (rows, columns) = find_inference(view, request), grid_of(view)
     keep = kept_patches(request.fields, rows * columns)
     with no_grad():
@@ -141,6 +196,7 @@ def mask(view: View, request: Request, report: Report) -> Answer:
         "picture": request.picture,
         "target": index,
         "label": view.label(index),
+        "measure": view.measure,
         "probability": float(view.probabilities(logits)[0, index]),
         "full": float(view.probabilities(inference.logits)[0, index]),
         "classes": top_classes(view, logits, 5),
@@ -226,8 +282,8 @@ class MethodProgress:
 
 def find_explanation(view: View, request: Request, report: Report) -> Explanation:
     """The requested explanation, from the cache if possible."""
-    fields = request.fields
-    name, params = fields.get("method") or default_method(view), fields.get("params") or {}
+    fields, pairs = request.fields, request.fields.get("pairs", False)
+    name, params = fields.get("method") or ("decompx" if pairs else default_method(view)), fields.get("params") or {}
     if "shape" in params:
         raise VitrailError("the parameter 'shape' is not available here: a map always has its native shape.")
     for parameter in get_method(name).file_parameters:
@@ -237,14 +293,36 @@ def find_explanation(view: View, request: Request, report: Report) -> Explanatio
     target, against = (None if fields.get(k) is None else view.class_index(fields[k]) for k in ("target", "against"))
     if against is not None and not method.info.class_specific:
         raise VitrailError(f"{name} gives the same map for every class: it cannot contrast two of them.")
+    if pairs and (request.other is None or not isinstance(method, DecompX)):
+        raise VitrailError(
+            f"pairs are the exact shares of a similarity by decompx, but {name} was asked about "
+            f"{'a class' if request.other is None else 'one'}: send other, and method=decompx or none."
+        )
     values = json.dumps(params, sort_keys=True, default=str)
-    key = ("map", request.model, request.picture, method.info.name, values, target, against)
+    key = ("map", *_asked(request), method.info.name, values, target, against, pairs)
     explanation: Explanation | None = request.cache.get(key)
     if explanation is None:
         with reporting(report), torch.inference_mode(False):
             (explanation,) = explain_each(method, [request.image], target, against)
+            if pairs:
+                add_pairs(explanation, *_sides(request, method))
         request.cache[key] = replace(explanation, image=BLANK)  # the picture is cached elsewhere
     return replace(explanation, image=request.image)
+
+
+def _sides(request: Request, method: Method) -> tuple[Similarity, View, Tensor, Tensor, int]:
+    """What ``add_pairs`` splits: the similarity of two pictures to a model, from a layer."""
+    assert request.other is not None
+    assert request.model_view is not None
+    assert isinstance(method, DecompX)
+    view, similarity = request.model_view, Similarity(request.other.image, request.fields.get("measure", "cosine"))
+    return (
+        similarity,
+        view,
+        see(view, request.image).pixels,
+        see(view, request.other.image).pixels,
+        method.start_layer,
+    )
 
 
 def find_trusted(view: View, request: Request, report: Report) -> Explanation:
@@ -262,7 +340,12 @@ def find_trusted(view: View, request: Request, report: Report) -> Explanation:
 def _subject(request: Request, explanation: Explanation) -> tuple[Hashable, ...]:
     """What tells an explanation from all others."""
     params = json.dumps(explanation.params, sort_keys=True, default=str)
-    return request.model, request.picture, explanation.method, params, explanation.target, explanation.against
+    return *_asked(request), explanation.method, params, explanation.target, explanation.against
+
+
+def _asked(request: Request) -> tuple[Hashable, ...]:
+    """What tells the question of a request from all others, except for classes."""
+    return request.model, request.picture, request.question
 
 
 def explanation_answer(view: View, request: Request, explanation: Explanation, max_side: int) -> Answer:
@@ -324,19 +407,24 @@ def _token_scores(view: View, request: Request, explanation: Explanation, order:
     kept = [(subset if len(subset) >= min_kept else order[:1]).sort().values for subset in subsets]
     with no_grad():
         (points,) = Scheduler().run([token_curve(case, kept, "auto", "page")])
-    deletion, insertion = points[:, PROBABILITY].split(len(counts))
+    scale, values = None, points[:, PROBABILITY]
+    if view.output == "score":
+        scale = [float(values[len(counts) - 1]), float(values[0])]  # of no patch and of all
+        values = (values - scale[0]) / (scale[1] - scale[0])
+    deletion, insertion = values.split(len(counts))
     return {
         "insertion": trapezoid(insertion),
         "deletion": trapezoid(deletion),
         "curves": {"insertion": insertion.tolist(), "deletion": deletion.tolist()},
         "order": order.tolist(),
         "counts": counts,
+        "scale": scale,
     }
 
 
 def find_inference(view: View, request: Request) -> Inference:
     """The picture as the model sees it and the prediction, from the cache if possible."""
-    key = ("inference", request.model, request.picture)
+    key = ("inference", *_asked(request))
     inference: Inference | None = request.cache.get(key)
     if inference is None:
         image = see(view, request.image)
@@ -372,8 +460,12 @@ def kept_patches(fields: Answer, patches: int) -> Tensor:
 
 
 def top_classes(view: View, logits: Tensor, count: int) -> list[Answer]:
+    ranked = view.probabilities(logits)[0].cpu().argsort(descending=True, stable=True)
+    return class_rows(view, logits, ranked[:count].tolist())
+
+
+def class_rows(view: View, logits: Tensor, indices: list[int]) -> list[Answer]:
     probabilities = view.probabilities(logits)[0].cpu()
-    indices = probabilities.argsort(descending=True, stable=True)[:count].tolist()
     return [{"index": i, "label": view.label(i), "probability": float(probabilities[i])} for i in indices]
 
 

@@ -13,6 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from vitrail.app.server.responses import RequestError
 
+MAX_FILES = 2  # a picture and one that it is compared with
 MAX_FIELDS = 24
 MAX_FIELD_BYTES = 900_000
 
@@ -32,7 +33,7 @@ class MemoryRequest(Request):
                 raise RequestError(415, "expected a multipart/form-data body.")
             try:
                 async with aclosing(self.stream()) as stream:
-                    limits = {"max_files": 1, "max_fields": MAX_FIELDS, "max_part_size": MAX_FIELD_BYTES}
+                    limits = {"max_files": MAX_FILES, "max_fields": MAX_FIELDS, "max_part_size": MAX_FIELD_BYTES}
                     self._form = await MemoryParser(self.headers, stream, **limits).parse()
             except MultiPartException as error:
                 raise RequestError(400, f"cannot parse the form: {error.message}") from None

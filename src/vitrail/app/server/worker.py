@@ -85,7 +85,7 @@ def load_models(models: list[str], options: Mapping[str, Any]) -> dict[str, View
     from vitrail.app.server.tasks import Request, explain  # slow to import: a wrong model name is reported before
 
     for name, view in views.items():
-        view.known_fingerprint = view.fingerprint()  # the weights do not change here
+        view.known_weights = view.weights_hash()  # the weights do not change here
         explain(view, Request(name, "", Image.new("RGB", (64, 64)), {"trust": False}), lambda *_: None)
     return views
 
@@ -142,10 +142,13 @@ class Worker:
             self.assignments[header["id"]].cancelled = True
 
     def accept(self, header: dict[str, Any]) -> None:
-        from vitrail.app.server.tasks import Request
+        from vitrail.app.server.tasks import OtherPicture, Request
 
         image = self.pictures[header["picture"]]  # looked up now: it may be forgotten before the job starts
-        request = Request(header["model"], header["picture"], image, header["fields"], self.cache, header["seconds"])
+        other = None if header["other"] is None else OtherPicture(header["other"], self.pictures[header["other"]])
+        request = Request(
+            header["model"], header["picture"], image, header["fields"], self.cache, header["seconds"], other
+        )
         job = self.assignments[header["id"]] = Assignment(header["id"], header["kind"], header["quick"], request)
         (self.quick if job.quick else self.long).append(job)
         self.available.release()
