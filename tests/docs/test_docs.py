@@ -53,7 +53,7 @@ BLOCKS = 4  # of the embedded models, where a page does not depend on what they 
 RECOGNISING = {"docs/quickstart.md", "docs/methods/masks.md"}  # the explainer of scenes is that of the whole model
 STEPS = 4  # at most, of a curve
 # Commands with these are parsed, not run.
-EXPENSIVE = ("--score", "--curves", "bench", "audit", "report", "serve", "--data", "explainer=mine.safetensors")
+EXPENSIVE = ("--score", "--curves", "bench", "audit", "report", "serve", "--data", "--pairs", "explainer=mine.safetensors")
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mask.save(root / "mask.png")
     safetensors.torch.save_file({"weight": torch.randn(21, SMALL["embed_dim"])}, root / "head.safetensors")
     shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", root)
+    (root / "groups.txt").write_text("cats: tabby, Persian cat\n", encoding="utf-8")
     Image.fromarray(vitrail.data.CaptionedScenes(1)[0].image).save(root / "scene.png")
     (root / "photos").mkdir()
     for number in (1, 2):

@@ -134,7 +134,7 @@ def posed(view: View, request: Request) -> tuple[View, Request]:
         if other is not None:
             target = Similarity(other.image, fields.get("measure", "cosine"))
         with own_modes():
-            answer = Posed(*pose(view, target, against, lambda source: see(view, source).pixels))
+            answer = Posed(*pose(view, target, against, lambda source: see(view, source).pixels, list))
         if answer.view is view:
             return view, request
         request.cache[question] = answer
