@@ -19,7 +19,7 @@ MAPLESS = (
     "cait", "convit", "crossvit", "efficientvim", "gemma4_vit", "hiera", "mlp_mixer", "mvitv2", "naflexvit", "pit",
     "tnt", "xcit",
 )  # fmt: skip
-MAPLESS_NAMES = re.compile(r"levit_\d")
+MAPLESS_NAMES = re.compile(r"levit_\d|coat_(mini|small|tiny)$")
 MERGING = re.compile(r"_vit_\w+_(merge|align)$")  # encoders that merge patches behind their blocks
 # Why the models of a timm module are no plain ViTs; that they are convolutional networks is not said of each.
 REASONS = {
