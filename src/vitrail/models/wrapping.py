@@ -361,7 +361,7 @@ def _adapter(module: nn.Module) -> ModuleType:
 
 def _is_of_zoo(module: nn.Module) -> bool:
     """Whether the module comes from a library of models."""
-    return any(is_own(module) for _, is_own in LIBRARIES)
+    return isinstance(module, CaptionModel) or any(is_own(module) for _, is_own in LIBRARIES)
 
 
 def _is_seen_through(module: nn.Module) -> bool:
