@@ -193,8 +193,8 @@ def report(table: pd.DataFrame, accuracy: str, options: argparse.Namespace, seco
         f"{options.scenes} scenes of three objects are {3 * options.scenes} maps, {options.few} are {3 * options.few}: "
         f"there one map is {1 / (3 * options.few):.2f}, so those rows show that a method works and rank nothing.",
         "",
-        "The model was taught with masks which caption belongs to a patch, so its patches know their object: methods may "
-        "point better here than on a model that saw captions alone.",
+        "The model was taught with masks which caption belongs to a patch, so its patches know their object: methods "
+        "may point better here than on a model that saw captions alone.",
         "",
         f"| method | scenes of each kind | pointing: {' | '.join(columns)} |".replace(
             "from the red ring", "share of the red star, from the red ring"
