@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests import families
-from tests.cli.common import Run, error_line, noise, results_in
+from tests.cli.common import Run, error_line, results_in
 
 import vitrail
 from vitrail.app.server.settings import Settings

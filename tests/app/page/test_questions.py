@@ -32,7 +32,7 @@ def choose(page: Any, kind: str) -> None:
 def both_shown(page: Any, *parts: str) -> Any:
     """Waits for both maps of a similarity."""
     explained(page, "measure=", *parts)
-    page.wait_for_function("() => import('/static/state.js').then(({ state }) => state.second !== null)")
+    page.wait_for_selector("#second:not([aria-busy])")
     return page
 
 
