@@ -32,7 +32,7 @@ def choose(page: Any, kind: str) -> None:
 def both_shown(page: Any, *parts: str) -> Any:
     """Waits for both maps of a similarity."""
     explained(page, "measure=", *parts)
-    page.wait_for_function("() => import('/static/state.js').then(({ state }) => state.second !== null)")
+    page.wait_for_selector("#second:not([aria-busy])")
     return page
 
 
@@ -95,7 +95,9 @@ def test_two_pictures_are_compared(visit: Visit, scenes: Any) -> None:
     page.click("#reset")
     page.click("#play")
     page.wait_for_selector("#scrub:not([disabled])")
-    assert "100 %: cosine" in page.inner_text("#curve")
+    assert "scaled: no patch 0, all patches 1" in page.inner_text("#curve")
+    marks = [text.replace("−", "-") for text in page.locator("#curve text").all_text_contents()[:6:2]]
+    assert float(marks[0]) < pair.score < float(marks[2])  # scores as they are, not their scale
     page.click("#reset")
     page.select_option("#measure", "dot")
     both_shown(page, "measure=dot")

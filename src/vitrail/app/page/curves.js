@@ -84,8 +84,7 @@ function show(next) {
   reached[way] = Math.max(reached[way], step);
   scrub.setAttribute("aria-valuetext", `${count} patches ${way === "deletion" ? "deleted" : "inserted"}`);
   state.removed = new Set(way === "deletion" ? scored.order.slice(0, count) : scored.order.slice(count));
-  const [empty, full] = scored.scale ?? [0, 1];
-  emit("removed", empty + scored.curves[way][step] * (full - empty));
+  emit("removed", plain(scored.curves[way][step]));
   draw();
 }
 
@@ -100,13 +99,24 @@ find("#way").addEventListener("change", () => {
 });
 
 const across = (place, count) => LEFT + ((WIDTH - LEFT - RIGHT) * place) / (count - 1);
-const down = (value) => TOP + ((HEIGHT - TOP - BOTTOM) * (highest() - value)) / (highest() - lowest());
-// Scores may leave the range between those of no patch and of all.
-const values = () => (scored ? [...scored.curves.deletion, ...scored.curves.insertion] : []);
-const highest = () => Math.max(1, ...values()), lowest = () => Math.min(0, ...values());
+const down = (value, [low, high]) => TOP + ((HEIGHT - TOP - BOTTOM) * (high - value)) / (high - low || 1);
+
+// A score as it is: curves have it between that of no patch, 0, and that of all, 1.
+function plain(value) {
+  const [empty, full] = scored.scale ?? [0, 1];
+  return empty + value * (full - empty);
+}
+
+// The least and the largest value on the plot.
+function range() {
+  if (!scored?.scale) return [0, 1];
+  const values = [...scored.curves.deletion, ...scored.curves.insertion].map(plain);
+  return [Math.min(...values), Math.max(...values)];
+}
 
 function draw() {
   const way = checkedValue("way");
+  find("#curve").classList.toggle("scaled", measure() !== "probability");
   const plot = svgElement("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": describe() }, ...axes(way));
   if (scored) {
     for (const name of ["deletion", "insertion"]) plot.append(...line(name, name === way));
@@ -115,8 +125,8 @@ function draw() {
 }
 
 function line(way, active) {
-  const values = scored.curves[way];
-  const at = (place) => [across(place, values.length), down(values[place])];
+  const values = scored.curves[way].map(plain), ends = range();
+  const at = (place) => [across(place, values.length), down(values[place], ends)];
   const until = (last) => Array.from({ length: last + 1 }, (_, place) => at(place).join(",")).join(" ");
   const lines = [svgElement("polyline", { class: `${way} ghost`, points: until(reached[way]) })];
   if (active) {
@@ -128,12 +138,14 @@ function line(way, active) {
 
 function axes(way) {
   const text = (x, y, anchor, content) => svgElement("text", { x, y, "text-anchor": anchor }, content);
-  const marks = [0, 0.5, 1].flatMap((value, place) => {
-    const y = down(value), percent = String(100 * value);
+  const [low, high] = range(), known = measure() === "probability" || scored;
+  const marks = [0, 0.5, 1].flatMap((share, place) => {
+    const value = low + share * (high - low), y = down(value, [low, high]), percent = String(100 * share);
+    const name = measure() === "probability" ? percent : value.toFixed(Math.abs(value) < 10 ? 2 : 0).replace("-", "−");
     return [
       svgElement("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }),
-      text(LEFT - 6, y + 4, "end", percent),
-      text(across(value, 2), HEIGHT - BOTTOM + 14, ["start", "middle", "end"][place], percent),
+      text(LEFT - 6, y + 4, "end", known ? name : ""),
+      text(across(share, 2), HEIGHT - BOTTOM + 14, ["start", "middle", "end"][place], percent),
     ];
   });
   const name = way === "deletion" ? "% of patches deleted" : "% of patches inserted";
@@ -143,8 +155,8 @@ function axes(way) {
 function caption() {
   if (!scored) return element("figcaption", { class: "about" }, `Play removes the patches one after another and plots the ${measure()}.`);
   const mean = (way, better) =>
-    element("span", { class: `key ${way}` }, element("b", {}, `${way} ${scored[way].toFixed(3)}`), ` ${better}`);
-  const scaled = scored.scale ? [`100 %: ${measure()} ${amount(scored.scale[1], measure())}, 0 %: ${amount(scored.scale[0], measure())}`] : [];
+    element("span", { class: `key ${way}` }, element("b", {}, `${way} ${amount(scored[way], "score")}`), ` ${better}`);
+  const scaled = scored.scale ? ["scaled: no patch 0, all patches 1"] : [];
   const means = [mean("deletion", "lower is better"), mean("insertion", "higher is better")];
   return element("figcaption", { class: "about keys" }, ...means, ...scaled);
 }
@@ -152,6 +164,6 @@ function caption() {
 function describe() {
   if (!scored) return `${measure()} over the share of patches: not played yet.`;
   const way = checkedValue("way"), values = scored.curves[way];
-  const at = (share) => `${Math.round(100 * values[Math.round(share * (values.length - 1))])} %`;
+  const at = (share) => amount(plain(values[Math.round(share * (values.length - 1))]), measure());
   return `${way}: ${at(0)} at the start, ${at(0.25)} after a quarter of the patches, ${at(0.5)} after half, ${at(1)} at the end.`;
 }

@@ -205,6 +205,7 @@ export function showExplanation(explanation) {
   stopExplaining();
   const { ask, other, target, against, method, params } = state;
   Object.assign(state, { explanation, answered: ask, second: null });
+  if (shown?.other && shown.other !== other) release(shown.other);
   shown = { ask, other, target, against, method, params };
   showRunButton();
   emit("choice");

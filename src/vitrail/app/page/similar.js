@@ -112,6 +112,7 @@ function drawPanes() {
 // The same question the other way round; the first map is on the page already.
 async function requestSecond() {
   request.abort();
+  root.removeAttribute("aria-busy");
   if (!state.explanation || state.answered.kind !== "similarity") return;
   request = new AbortController();
   const { signal } = request, fields = { ...choiceFields(), trust: "false" };
