@@ -625,7 +625,7 @@ def unchecked(target: Any, against: Any = None, name: str = VIT, method: str | N
         (Callable(logit), {"against": Callable(logit)}, "explained by itself: let it return the difference"),
         (Contrast(0, 1), {"against": 2}, "a Contrast names what its target is opposed to"),
         (Contrast(Contrast(0, 1), 2), {}, "a class is an integer or a name"),
-        ([Group([0])], {}, "a Group is a question about all images: give it alone, not in a list"),
+        ([Group([0]), Group([1])], {}, "there are 2 targets for 1 images: give one, or one per image"),
         (Text("a cat"), {}, "is a classifier and reads no texts: ask about one of its classes, or load a model of"),
         (Text("bee"), {}, "reads no texts"),
         (Text(" "), {}, "a prompt is a text that is not empty, but got ' '"),

@@ -53,7 +53,17 @@ BLOCKS = 4  # of the embedded models, where a page does not depend on what they 
 RECOGNISING = {"docs/quickstart.md", "docs/methods/masks.md"}  # the explainer of scenes is that of the whole model
 STEPS = 4  # at most, of a curve
 # Commands with these are parsed, not run.
-EXPENSIVE = ("--score", "--curves", "bench", "audit", "report", "serve", "--data", "--pairs", "explainer=mine.safetensors")
+EXPENSIVE = (
+    "--score",
+    "--curves",
+    "bench",
+    "audit",
+    "report",
+    "serve",
+    "--data",
+    "--pairs",
+    "explainer=mine.safetensors",
+)
 
 
 @dataclass(frozen=True)

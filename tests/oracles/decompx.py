@@ -200,7 +200,12 @@ def _pooled(readout: Readout, stream: Stream, prefix: int) -> Stream:
         return _checked(torch.cat([first.x, mean.x], dim=-1), torch.cat([first.parts, mean.parts], dim=-1))
     if readout.pool == "avgmax":
         return _scale(0.5, _add(_max(patches), _mean(patches)))
-    return {"token": lambda: first, "avg": lambda: _mean(patches), "max": lambda: _max(patches)}[readout.pool]()
+    return {
+        "token": lambda: first,
+        "avg": lambda: _mean(patches),
+        "patches": lambda: _mean(patches),
+        "max": lambda: _max(patches),
+    }[readout.pool]()
 
 
 def _projected(readout: Readout, pooled: Stream) -> Stream:

@@ -160,7 +160,7 @@ class View:
     @property
     def num_tokens(self) -> int:
         """Number of tokens; of a model without them, a number that stands for the size of its activations."""
-        return self.grid[0] * self.grid[1] + self.num_prefix
+        return self.grid[0] * self.grid[1] + self.num_prefix if self.has_tokens else 4096
 
     @property
     def width(self) -> int:
