@@ -115,6 +115,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mask.save(root / "mask.png")
     safetensors.torch.save_file({"weight": torch.randn(21, SMALL["embed_dim"])}, root / "head.safetensors")
     shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", root)
+    shutil.copy(DOCS / "pictures" / "cat_and_cup.jpg", root / "other.jpg")
     (root / "groups.txt").write_text("cats: tabby, Persian cat\n", encoding="utf-8")
     Image.fromarray(vitrail.data.CaptionedScenes(1)[0].image).save(root / "scene.png")
     (root / "photos").mkdir()
