@@ -320,3 +320,9 @@ def test_a_segmentation_model_has_embeddings() -> None:
     with torch.no_grad():
         embeddings = view.module.forward_features(images)[:, 5:].mean(1)
     assert made.probability == pytest.approx(float(F.cosine_similarity(*embeddings, dim=0)), abs=1e-9)
+
+
+def test_a_region_of_one_image_is_not_evaluated_on_others() -> None:
+    view = view_of("timm_patches", "linear", torch.float32)
+    with pytest.raises(VitrailError, match="a region or a box belongs to a single image"):
+        vitrail.evaluate(view, [noise(32, 24, 0)], ["random"], ["deletion(steps=2)"], target=Region(corner((24, 32))))

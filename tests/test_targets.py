@@ -14,7 +14,17 @@ from PIL import Image
 from tests import families
 from tests.common import LABELS, noise
 from tests.families import PROMPTS, expected_embedding, expected_logits, tokenizer
-from tests.helpers import DOUBLE, assert_same_state, batch, refusals, relative, required_parameters, state_of, viewed
+from tests.helpers import (
+    DOUBLE,
+    assert_same_state,
+    batch,
+    close,
+    refusals,
+    relative,
+    required_parameters,
+    state_of,
+    viewed,
+)
 from torch import Tensor, nn
 
 import vitrail
@@ -260,6 +270,18 @@ def test_a_contrast_of_groups_is_the_difference_of_their_explanations() -> None:
             for target in (Group([0, 1]), Group([2, 3]), Contrast(Group([0, 1]), Group([2, 3])))
         )
         assert relative(both, first - second) < 1e-5, method
+
+
+def test_a_list_has_a_target_for_each_image() -> None:
+    _, _, view = viewed(VIT)
+    images, targets = batch(VIT, 3), [Group([0, 1]), Group([2, 3]), 1]
+    together = vitrail.explain(view, images, "decompx", targets)
+    for image, target, explanation in zip(images, targets, together, strict=True):
+        alone = vitrail.explain(view, image, "decompx", target)
+        assert (explanation.label, explanation.probability) == (alone.label, pytest.approx(alone.probability))
+        assert close(explanation.map, alone.map, 1e-5)
+    with pytest.raises(VitrailError, match="there are 2 targets for 3 images"):
+        vitrail.explain(view, images, "decompx", targets[:2])
 
 
 def test_the_predicted_class_rather_than_a_group_is_the_prediction_of_the_model() -> None:

@@ -49,6 +49,7 @@ from vitrail.targets import (
     Class,
     ClassSpec,
     Contrast,
+    Place,
     Similarity,
     Target,
     TargetSpec,
@@ -347,7 +348,7 @@ def evaluate(
     chosen = open_examples(data, images, seed)
     explained: tuple[Explained, ...]
     fixed = Target()
-    if isinstance(target, BeyondClass | Class | Text | Contrast):
+    if isinstance(target, BeyondClass | Place | Class | Text | Contrast):
         base = view
         with own_modes():
             view, index, rival = pose(base, target, None, lambda source: see(base, source).pixels, _no_images)

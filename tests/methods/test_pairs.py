@@ -20,7 +20,7 @@ from vitrail.methods import pairs
 from vitrail.methods.pairs import Pairs, ask_pairs
 from vitrail.methods.registry import build_method
 from vitrail.models.questions import compared, embedding
-from vitrail.progress import counted
+from vitrail.progress import counted, watched
 from vitrail.targets import Callable, Contrast, Similarity
 
 Measure = Literal["cosine", "dot"]
@@ -179,3 +179,16 @@ def test_other_questions_and_methods_have_no_pairs(method: str, target: Any) -> 
     ex = vitrail.explain(view, first, method, target)
     assert ex.pairs is None
     assert "score_pairs" not in ex.extras
+
+
+def test_progress_counts_the_channels_of_both_embeddings() -> None:
+    view, images = viewed("timm_vit_avg")[2], batch("timm_vit_avg", 2)
+    seen: list[tuple[int, int]] = []
+    with watched(lambda name, done, total: seen.append((done, total)) if name == "pairs" else None):
+        vitrail.explain(view, images[0], "decompx", Similarity(images[1]))
+    channels = 2 * embedding(view, "cosine").num_outputs
+    steps = [done for done, _ in seen]
+    assert {total for _, total in seen} == {channels}
+    assert (steps[0], steps[-1]) == (0, channels)
+    assert steps == sorted(steps)
+    assert len(steps) > 2
