@@ -299,7 +299,7 @@ def test_the_animation_draws_the_curve(visit: Visit) -> None:
     page = explained(visit("#sample=star-and-heart", reduced_motion="no-preference"))
     whole = shown_probability(page)
     requests: list[str] = []
-    page.on("request", lambda request: requests.append(request.url.rsplit("/", 1)[-1]))
+    page.on("request", lambda request: "/api/" in request.url and requests.append(request.url.rsplit("/", 1)[-1]))
     step = 6
     page.evaluate(PAUSE_AT, step)
     page.click("#play")
