@@ -13,11 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from vitrail.bench.folders import Place
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Loader, ModelRun, Outcome, Step, load_model, open_plan_data
 from vitrail.bench.store import Buffer, Store, environment
@@ -52,7 +52,7 @@ class Worker:
 
 def run_on_cluster(
     plan: Plan,
-    out: str | Path,
+    out: Place,
     address: str = "auto",
     *,
     load: Loader = load_model,

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
+from vitrail.bench.folders import Place, is_remote
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.shard import Shard
 from vitrail.calls import call_name, split_list
@@ -68,8 +69,12 @@ def bench(
     protocol: Annotated[str | None, typer.Option(help="Use this paper's protocol: tis, vit_cx, rise, …")] = None,
     preset: Annotated[str | None, typer.Option(help="full, or quick: fewer steps and masks.")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Run folder; an unfinished run is resumed. Default: vitrail-run, or vitrail-leaderboard."),
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run folder, or s3://BUCKET/RUN; an unfinished run is resumed. Default: vitrail-run, or "
+            "vitrail-leaderboard.",
+        ),
     ] = None,
     shard: Annotated[
         str | None,
@@ -86,7 +91,7 @@ def bench(
         int | None, typer.Option(min=1, help="Number of workers on the cluster; default: one per GPU, or CPU.")
     ] = None,
     watch: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Only watch a run that is in progress elsewhere.")
+        str | None, typer.Option(metavar="RUN", help="Only watch a run that is in progress elsewhere.")
     ] = None,
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
@@ -110,12 +115,14 @@ def bench(
             raise VitrailError(f"{plan} determines its models, metrics and images: leave out {', '.join(unused)}.")
         load_plugins(plugins)
         place = None if data is None else Path(data)
-        failed = run_suite(str(plan), place, split_list(methods or []), out or Path(f"vitrail-{plan}"), measure)
+        if out is not None and is_remote(out):
+            raise VitrailError(f"{plan} writes its page into a folder, not to {out}: choose a folder with --out.")
+        failed = run_suite(str(plan), place, split_list(methods or []), Path(out or f"vitrail-{plan}"), measure)
     else:
         load_plugins(plugins)
         settings |= {"data": data, "methods": methods, "maps": None if maps else False}
         chosen = make_plan(plan, model, load_options, settings, preset)
-        failed = measure(chosen, out or Path("vitrail-run"), cluster=cluster, workers=workers)
+        failed = measure(chosen, out or "vitrail-run", cluster=cluster, workers=workers)
     if failed:
         raise typer.Exit(1)
 
@@ -183,7 +190,7 @@ def default_model(data: str) -> str:
 
 def run(
     plan: Plan,
-    out: Path,
+    out: Place,
     *,
     device: str,
     retry: bool,
@@ -245,7 +252,7 @@ def run(
     return outcome.failed
 
 
-def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:
+def _print_outcome(console: Console, outcome: Outcome, out: Place) -> None:
     images, rows = plural(outcome.images, "image"), plural(outcome.rows, "row")
     summary = f"{images} measured, {outcome.known} known before: {rows} in {outcome.seconds:.0f} s."
     console.print(summary, soft_wrap=True)
@@ -256,14 +263,14 @@ def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:
     console.print(f"Report: [bold]vitrail report {escape(str(out))}[/]", soft_wrap=True)
 
 
-def watch_run(folder: Path, every: float = 2.0, once: bool = False) -> None:
+def watch_run(folder: Place, every: float = 2.0, once: bool = False) -> None:
     """Shows the progress of a run, read from its files, until it is complete."""
     from vitrail.bench.store import Store
     from vitrail.cli.board import board_of, image_ids
 
-    if not (folder / "plan.toml").exists():
-        raise VitrailError(f"{folder} is not a run folder: it has no plan.toml.")
     store, watched_plan = Store(folder), None
+    if not store.exists:
+        raise VitrailError(f"{folder} is not a run folder: it has no plan.toml.")
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             began, plan = time.monotonic(), store.plan()
