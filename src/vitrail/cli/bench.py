@@ -86,12 +86,19 @@ def bench(
     ] = False,
     maps: Annotated[bool, typer.Option(help="Store maps and thumbnails for the report.")] = True,
     retry: options.Retry = False,
-    cluster: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, local or ray://HOST:PORT.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Run on a Ray cluster: auto, local, HOST:PORT or ray://HOST:PORT.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of workers on the cluster; default: one per GPU, or CPU.")
     ] = None,
     watch: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Only watch a run that is in progress elsewhere.")
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Only watch a run that is in progress elsewhere: a folder, s3://BUCKET/RUN, or with --cluster a folder "
+            "of the cluster's head.",
+        ),
     ] = None,
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
@@ -99,7 +106,7 @@ def bench(
 ) -> None:
     """Benchmark methods by metrics on many images; the same command resumes an interrupted run."""
     if watch is not None:
-        watch_run(watch)
+        watch_run(watch, cluster=cluster)
         return
     settings: dict[str, Any] = {
         "metrics": metrics, "images": images, "seed": seed, "target": target, "protocol": protocol,
@@ -263,19 +270,21 @@ def _print_outcome(console: Console, outcome: Outcome, out: Place) -> None:
     console.print(f"Report: [bold]vitrail report {escape(str(out))}[/]", soft_wrap=True)
 
 
-def watch_run(folder: Place, every: float = 2.0, once: bool = False) -> None:
-    """Shows the progress of a run, read from its files, until it is complete."""
+def watch_run(folder: Place, every: float = 2.0, once: bool = False, cluster: str | None = None) -> None:
+    """Shows the progress of a run, read from its files, here or on the head of a cluster, until it is complete."""
+    from vitrail.bench.cluster import ClusterStore
     from vitrail.bench.store import Store
     from vitrail.cli.board import board_of, image_ids
 
-    store, watched_plan = Store(folder), None
+    store, watched_plan = Store(folder) if cluster is None else ClusterStore(folder, cluster), None
     if not store.exists:
         raise VitrailError(f"{folder} is not a run folder: it has no plan.toml.")
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             began, plan = time.monotonic(), store.plan()
             if plan != watched_plan:  # at first, and when the run is resumed with another plan
-                watched_plan, ids = plan, image_ids(plan)
+                watched_plan = plan
+                ids = store.ask(lambda _, plan=plan: image_ids(plan)) if cluster else image_ids(plan)
                 first = board_of(plan, store, ids)
             for spec in plan.models:
                 first.start(spec.name, began)
