@@ -96,8 +96,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="RUN",
-            help="Only watch a run that is in progress elsewhere: a folder, s3://BUCKET/RUN, or with --cluster a folder "
-            "of the cluster's head.",
+            help="Only watch a run that is in progress elsewhere: a folder, s3://BUCKET/RUN, or a folder of the head "
+            "of --cluster.",
         ),
     ] = None,
     load_options: dict[str, Any],
@@ -276,7 +276,11 @@ def watch_run(folder: Place, every: float = 2.0, once: bool = False, cluster: st
     from vitrail.bench.store import Store
     from vitrail.cli.board import board_of, image_ids
 
-    store, watched_plan = Store(folder) if cluster is None else ClusterStore(folder, cluster), None
+    def ids_of(store: Store) -> list[str] | None:
+        return image_ids(store.plan())
+
+    store: Store = Store(folder) if cluster is None else ClusterStore(folder, cluster)
+    watched_plan = None
     if not store.exists:
         raise VitrailError(f"{folder} is not a run folder: it has no plan.toml.")
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
@@ -284,7 +288,7 @@ def watch_run(folder: Place, every: float = 2.0, once: bool = False, cluster: st
             began, plan = time.monotonic(), store.plan()
             if plan != watched_plan:  # at first, and when the run is resumed with another plan
                 watched_plan = plan
-                ids = store.ask(lambda _, plan=plan: image_ids(plan)) if cluster else image_ids(plan)
+                ids = store.ask(ids_of) if isinstance(store, ClusterStore) else ids_of(store)
                 first = board_of(plan, store, ids)
             for spec in plan.models:
                 first.start(spec.name, began)
