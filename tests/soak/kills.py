@@ -37,8 +37,10 @@ from vitrail.bench.store import Store
 
 KILLS = 50  # of the benchmark, and as many of the audit
 COMMANDS = 6  # of the benchmark, and as many of the audit, as commands
-PLAN = Plan([ModelSpec("scenes", {"device": "cpu"})], "scenes:12@5", ["gen_att", "random", "rise(masks=64)"],
-            ["sparseness", "insertion(steps=8)"], target="label", deterministic=True)  # fmt: skip
+PLAN = Plan(
+    [ModelSpec("scenes", {"device": "cpu"})], "scenes:12@5", ["gen_att", "random", "rise(masks=64)"],
+    ["sparseness", "insertion(steps=8)"], images=10, target="label", deterministic=True,
+)  # fmt: skip
 AUDITED = 24  # images
 COLUMNS = ["key", "image", "method", "params", "metric", "target", "explained", "value", "error"]
 TABLES = ("images.csv", "classes.csv", "clusters.csv", "confusions.csv")
@@ -229,7 +231,7 @@ def _examine(folder: Path, compare: Callable[[Path], int], figures: Figures) -> 
 
 def _differing(store: Store, whole: Store) -> int:
     """How many rows and maps of a run are not those of the other, bit for bit."""
-    rows, expected = (part.rows().set_index("key", drop=False)[COLUMNS].astype(str) for part in (store, whole))
+    rows, expected = (part.rows().set_index("key", drop=False)[COLUMNS].astype(str).fillna("") for part in (store, whole))
     common = rows.index.intersection(expected.index)
     differing = len(rows.index.symmetric_difference(expected.index))
     differing += int((rows.loc[common] != expected.loc[common]).any(axis=1).sum())

@@ -222,10 +222,12 @@ def run(
 
     def load(spec: ModelSpec) -> View:
         load_plugins(plugins)  # a worker of a cluster is another process
-        view = load_model(replace(spec, options={"device": device, **spec.options}))
-        if cluster is None:
-            text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
-            console.print(text, style="dim", markup=False, soft_wrap=True)
+        return load_model(replace(spec, options={"device": device, **spec.options}))
+
+    def load_and_tell(spec: ModelSpec) -> View:  # a console cannot be sent to a worker
+        view = load(spec)
+        text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
+        console.print(text, style="dim", markup=False, soft_wrap=True)
         return view
 
     where = f"[bold]{escape(str(out))}[/]"
@@ -238,7 +240,7 @@ def run(
     try:
         with live or nullcontext(), watched(lambda name, done, total: None):  # no bars for single images
             if cluster is None:
-                outcome = run_plan(plan, out, load=load, watch=watch, retry=retry, data=data, shard=shard)
+                outcome = run_plan(plan, out, load=load_and_tell, watch=watch, retry=retry, data=data, shard=shard)
             else:
                 outcome = run_on_cluster(
                     plan, out, cluster, load=load, watch=watch, retry=retry, workers=workers, data=data
