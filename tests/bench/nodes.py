@@ -76,7 +76,11 @@ class Nodes:
         log = self.folder / f"node-{len(self.processes)}.log"
         with log.open("wb") as file:
             node = subprocess.Popen(
-                command, stdout=file, stderr=file, start_new_session=True, preexec_fn=_die_with_parent
+                command,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509
             )
         self.processes.append(node)
         wait_until(lambda: node.poll() is not None or "block forever" in log.read_text(errors="replace"), "the start")

@@ -29,7 +29,7 @@ PLAN = Plan([ModelSpec("scenes", {"device": "cpu"})], "scenes:16@3", ["gen_att",
             ["sparseness", "insertion(steps=8)"], images=24, target="label", deterministic=True)  # fmt: skip
 
 # A method that waits, once a shard was stored, until the test lets it go on: so a kill is always in the middle.
-GATED = '''
+GATED = """
 import time
 from pathlib import Path
 import vitrail
@@ -46,7 +46,7 @@ def gated(model, images, target):
             raise TimeoutError("the gate stays shut")
         time.sleep(0.05)
     return images.mean(1)[:, ::8, ::8]
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Node
     """The first driver is a client from outside, the second one belongs to the cluster."""
     plugin, run_folder = tmp_path / "gated.py", tmp_path / "run"
     plugin.write_text(GATED.format(folder=str(tmp_path), limit=LIMIT, free=31))
-    plan = replace(PLAN, images=48, methods=["tests_gated", "random"])
+    plan = replace(PLAN, data="scenes:40@3", images=48, methods=["tests_gated", "random"])
     plan.write(tmp_path / "plan.toml")
     program = [sys.executable, "-c", "from vitrail.cli.program import main; main()", "bench"]
     words = [str(tmp_path / "plan.toml"), "--plugin", str(plugin), "--out", str(run_folder), "--workers", "2"]
@@ -93,9 +93,7 @@ def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Node
         [*program, *words, "--cluster", nodes.client], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as driver:
         try:
-            wait_until(
-                lambda: driver.poll() is not None or len(raw_keys(run_folder)) > 0, "the first rows of the first driver"
-            )
+            wait_until(lambda: driver.poll() is not None or len(raw_keys(run_folder)) > 0, "the first rows")
             assert driver.poll() is None, driver.communicate()[0].decode()
         finally:
             driver.kill()

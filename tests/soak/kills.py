@@ -231,7 +231,9 @@ def _examine(folder: Path, compare: Callable[[Path], int], figures: Figures) -> 
 
 def _differing(store: Store, whole: Store) -> int:
     """How many rows and maps of a run are not those of the other, bit for bit."""
-    rows, expected = (part.rows().set_index("key", drop=False)[COLUMNS].astype(str).fillna("") for part in (store, whole))
+    rows, expected = (
+        part.rows().set_index("key", drop=False)[COLUMNS].astype(str).fillna("") for part in (store, whole)
+    )
     common = rows.index.intersection(expected.index)
     differing = len(rows.index.symmetric_difference(expected.index))
     differing += int((rows.loc[common] != expected.loc[common]).any(axis=1).sum())

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SHARD = 16  # images
 ATTEMPTS = 5  # per shard
+CONNECTIONS = 3  # attempts
 HEAD = "node:__internal_head__"  # a resource that Ray gives the head
 
 T = TypeVar("T")
@@ -252,7 +253,15 @@ def _connect(address: str) -> Any:
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR")
+        for attempt in range(1, CONNECTIONS + 1):
+            try:
+                ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR")
+                break
+            except (
+                ConnectionAbortedError
+            ):  # the head accepts, but the server that it starts for a client fails at times
+                if attempt == CONNECTIONS:
+                    raise
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise VitrailError(
             f"there is no Ray cluster at {address!r} ({error}): start one with `ray start --head`, or use local."
