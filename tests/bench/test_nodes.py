@@ -21,6 +21,7 @@ from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Step, load_model, run
 from vitrail.bench.store import Store
 from vitrail.models.view import View
+from vitrail.plugins import load_plugins
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
 pytestmark = pytest.mark.full
@@ -28,23 +29,25 @@ pytestmark = pytest.mark.full
 PLAN = Plan([ModelSpec("scenes", {"device": "cpu"})], "scenes:16@3", ["gen_att", "random"],
             ["sparseness", "insertion(steps=8)"], images=24, target="label", deterministic=True)  # fmt: skip
 
-# A method that waits, once a shard was stored, until the test lets it go on: so a kill is always in the middle.
+# A method that notes its task, and waits while the test shuts its gate: so that a kill is always in the middle.
 GATED = """
 import time
 from pathlib import Path
+import ray
 import vitrail
 
 folder = Path({folder!r})
 
 @vitrail.method("tests_gated")
 def gated(model, images, target):
-    with (folder / "explained").open("a") as file:
-        file.write("x" * len(images))
-    until = time.monotonic() + {limit}
-    while (folder / "explained").stat().st_size > {free} and not (folder / "gate").exists():
-        if time.monotonic() > until:
-            raise TimeoutError("the gate stays shut")
-        time.sleep(0.05)
+    if ray.is_initialized():
+        with (folder / "tasks").open("a", encoding="utf-8") as file:
+            file.write(ray.get_runtime_context().get_task_name() + "\\n")
+        until = time.monotonic() + {limit}
+        while (folder / "tasks").stat().st_size > {free} * len("scenes: images 00–00 ") and (folder / "shut").exists():
+            if time.monotonic() > until:
+                raise TimeoutError("the gate stays shut")
+            time.sleep(0.05)
     return images.mean(1)[:, ::8, ::8]
 """
 
@@ -83,8 +86,9 @@ def cpus() -> float:
 
 def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Nodes, tmp_path: Path) -> None:
     """The first driver is a client from outside, the second one belongs to the cluster."""
-    plugin, run_folder = tmp_path / "gated.py", tmp_path / "run"
-    plugin.write_text(GATED.format(folder=str(tmp_path), limit=LIMIT, free=31))
+    plugin, run_folder, shut = tmp_path / "gated.py", tmp_path / "run", tmp_path / "shut"
+    plugin.write_text(GATED.format(folder=str(tmp_path), limit=LIMIT, free=31), encoding="utf-8")
+    shut.touch()  # after a shard or two, of three
     plan = replace(PLAN, data="scenes:40@3", images=48, methods=["tests_gated", "random"])
     plan.write(tmp_path / "plan.toml")
     program = [sys.executable, "-c", "from vitrail.cli.program import main; main()", "bench"]
@@ -98,7 +102,7 @@ def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Node
         finally:
             driver.kill()
     stored = set(raw_keys(run_folder))
-    (tmp_path / "gate").touch()
+    shut.unlink()
     assert 0 < len(stored) < 48 * 4, "it was killed in the middle"
 
     second = subprocess.run(
@@ -112,54 +116,61 @@ def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Node
     assert watched.returncode == 0, watched.stdout + watched.stderr
     assert "48/48 images" in watched.stdout
     assert f"{len(stored) // 4} known before" in second.stdout
-    sys.modules.pop("gated", None)
-    from vitrail.plugins import load_plugins
-
     load_plugins([plugin])
     assert_equal_runs(run_folder, single_machine(plan, tmp_path / "alone"))
 
 
 def test_a_machine_is_killed_and_another_joins(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "SHARD", 2)
-    noted = tmp_path / "noted"
-    noted.mkdir()
-    at_once, names = list[int](), set[str]()
+    plugin, loads, shut = tmp_path / "gated.py", tmp_path / "loads", tmp_path / "shut"
+    plugin.write_text(GATED.format(folder=str(tmp_path), limit=LIMIT, free=0), encoding="utf-8")
+    loads.mkdir()
+    plan = replace(PLAN, methods=["tests_gated", "random"])
+    shards = list[int]()
+    pools = list[cluster.WorkerPool]()
+    start_workers = cluster.WorkerPool._start_workers
 
-    def load(spec: ModelSpec) -> View:
-        import ray
+    def noted_start(pool: cluster.WorkerPool, unfinished: int) -> None:
+        pools.append(pool)
+        start_workers(pool, unfinished)
 
-        context = ray.get_runtime_context()
-        (noted / f"{context.get_node_id()} {os.getpid()} {context.get_task_name()}").touch()
-        return load_model(spec)
-
+    monkeypatch.setattr(cluster.WorkerPool, "_start_workers", noted_start)
     ray.init(address=nodes.address, log_to_driver=False)
     try:
         wait_until(lambda: cpus() == 3, "the cluster of three CPUs")
         before = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
+        def load(spec: ModelSpec) -> View:
+            import ray
+
+            context = ray.get_runtime_context()
+            (loads / f"{context.get_node_id()} {os.getpid()} {context.get_task_name()}").touch()
+            if context.get_node_id() not in before:
+                shut.unlink(missing_ok=True)  # the others have waited for the machine that joined
+            load_plugins([plugin])
+            return load_model(spec)
+
         def kill_and_add(step: Step) -> None:
-            at_once.append(len(pools[0].busy))
-            names.update(path.name.split(" ", 2)[2] for path in noted.iterdir())
-            if len(at_once) == 1:
+            shards.append(sum(shard is not None for _, shard in pools[-1].busy.values()))
+            if len(shards) == 1:
+                shut.touch()
                 nodes.kill(nodes.processes[2])
                 nodes.add(1)
                 wait_until(lambda: cpus() == 2, "the loss of two CPUs and the arrival of one")
 
-        pools: list[cluster.WorkerPool] = []
-        start = cluster.WorkerPool._start_workers
-        monkeypatch.setattr(
-            cluster.WorkerPool, "_start_workers", lambda pool, shards: (pools.append(pool), start(pool, shards))[1]
-        )
-        outcome = cluster.run_on_cluster(PLAN, tmp_path / "run", nodes.address, watch=kill_and_add, load=load)
-        after = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        outcome = cluster.run_on_cluster(plan, tmp_path / "run", nodes.address, watch=kill_and_add, load=load)
+        (joined,) = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - before
     finally:
         ray.shutdown()
-    assert outcome.images == 24
-    assert_equal_runs(tmp_path / "run", single_machine(PLAN, tmp_path / "alone"))
-    (joined,) = after - before
-    assert any(path.name.startswith(joined) for path in noted.iterdir()), "the machine that joined has worked"
-    assert max(at_once) <= 3 + 1, "never more shards than workers, of which a lost one is not noticed at once"
-    assert names == {"scenes: load"}
+    assert (outcome.images, outcome.errors) == (24, 0)
+    load_plugins([plugin])
+    assert_equal_runs(tmp_path / "run", single_machine(plan, tmp_path / "alone"))
+    places, _, tasks = zip(*(path.name.split(" ", 2) for path in loads.iterdir()), strict=True)
+    assert joined in places, "the machine that joined has worked"
+    assert max(shards) <= 3, "never more shards than workers"
+    assert set(tasks) == {"scenes: load"}
+    measured = set((tmp_path / "tasks").read_text(encoding="utf-8").splitlines())
+    assert measured == {f"scenes: images {first}–{first + 1}" for first in range(0, 24, 2)}, "names for the dashboard"
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
