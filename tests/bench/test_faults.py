@@ -49,7 +49,7 @@ def whole(view: View, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def go(chosen: Plan, folder: Path, view: View, **options: Any) -> running.Outcome:
+def go(chosen: Plan, folder: Path | str, view: View, **options: Any) -> running.Outcome:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "EVERY", 0.0)  # a part for every image
         return run(chosen, folder, load=lambda spec: view, **options)
