@@ -1,4 +1,6 @@
-"""Ray nodes as processes of their own, started as on a real machine, of which none outlives the tests."""
+"""Ray nodes as processes of their own, started as on a real machine, of which none outlives the tests; and a method
+that lets tests kill a process in the middle of its work.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,40 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])
+
+
+GATED = """
+import sys
+import time
+from pathlib import Path
+import vitrail
+
+folder = Path({folder!r})
+
+
+@vitrail.method("tests_gated")
+def gated(model, images, target):
+    ray = sys.modules.get("ray")
+    task = ray.get_runtime_context().get_task_name() if ray is not None and ray.is_initialized() else ""
+    with (folder / "tasks").open("a", encoding="utf-8") as file:
+        file.write(task + "\\n")
+    until = time.monotonic() + {limit}
+    while (folder / "shut").exists() and len((folder / "tasks").read_text(encoding="utf-8").splitlines()) > {free}:
+        if time.monotonic() > until:
+            raise TimeoutError("the gate stays shut")
+        time.sleep(0.05)
+    return images.mean(1)[:, ::8, ::8]
+"""
+
+
+def gated_method(folder: Path, free: int = 0) -> tuple[Path, Path]:
+    """A plugin with the method tests_gated, and a file that shuts its gate.
+
+    The method notes the name of its Ray task; while the file exists, it waits after so many explanations.
+    """
+    plugin = folder / "gated.py"
+    plugin.write_text(GATED.format(folder=str(folder), limit=LIMIT, free=free), encoding="utf-8")
+    return plugin, folder / "shut"
 
 
 def _die_with_parent() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.bench.nodes import LIMIT, free_port, wait_until
+from tests.bench.nodes import LIMIT, free_port, gated_method, wait_until
 from tests.bench.plans import own_methods, plan, same, table  # noqa: F401
 from tests.bench.test_faults import go
 
@@ -25,6 +25,7 @@ from vitrail.bench.run import Step, run
 from vitrail.bench.store import Store
 from vitrail.cli.bench import watch_run
 from vitrail.models.view import View
+from vitrail.plugins import load_plugins
 from vitrail.report.report import report
 
 PLAN = plan(images=3, methods=["random"], metrics=["sparseness"])
@@ -202,31 +203,33 @@ def test_a_command_that_is_killed_goes_on_in_s3_and_two_at_once_are_refused(
     s3: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = "s3://bucket/killed"
-    words = ["bench", "--data", "scenes:16@5", "--methods", "random,rise(masks=2000)", "--metrics", "sparseness",
-             "--target", "label", "--deterministic", "--device", "cpu", "--out", address]  # fmt: skip
+    plugin, shut = gated_method(tmp_path, free=2)
+    words = ["bench", "--data", "scenes:4@5", "--methods", "tests_gated", "--metrics", "sparseness", "--target",
+             "label", "--deterministic", "--device", "cpu", "--plugin", str(plugin), "--out", address]  # fmt: skip
     command = [sys.executable, "-c", "from vitrail.cli.program import main; main()", *words]
+    shut.touch()
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         wait_until(lambda: first.poll() is not None or Store(address).has_rows, "the first rows")
-        assert first.poll() is None
         second = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-        if first.poll() is None:
-            assert second.returncode == 1
-            assert f"is locked by process {first.pid} on" in " ".join(second.stderr.split())
+        assert (second.returncode, first.poll()) == (1, None)
+        assert f"is locked by process {first.pid} on" in " ".join(second.stderr.split())
     finally:
         first.send_signal(signal.SIGKILL)
         first.communicate()
+        shut.unlink()
     stored = len(Store(address).rows())
-    assert stored
     again = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
-    chosen = Store(address).plan()
-    run(chosen, tmp_path / "alone")
+    assert f"{stored} known before" in again.stdout
+    load_plugins([plugin])
+    run(Store(address).plan(), tmp_path / "alone")
     same(table(address), table(tmp_path / "alone"))
+    assert 0 < stored < len(table(address)), "it was killed in the middle"
     assert Store(address).maps().keys() == Store(tmp_path / "alone").maps().keys()
     assert open_folder(address).names(LOCKS) == []
     watch_run(address, once=True)
-    assert "24/24 images" in capsys.readouterr().out
+    assert "6/6 images" in capsys.readouterr().out
 
 
 @pytest.mark.full

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.bench.nodes import LIMIT, Nodes, ray_nodes, wait_until
+from tests.bench.nodes import LIMIT, Nodes, gated_method, ray_nodes, wait_until
 from tests.bench.plans import same, table
 from tests.bench.test_faults import raw_keys
 
@@ -28,28 +28,6 @@ pytestmark = pytest.mark.full
 
 PLAN = Plan([ModelSpec("scenes", {"device": "cpu"})], "scenes:16@3", ["gen_att", "random"],
             ["sparseness", "insertion(steps=8)"], images=24, target="label", deterministic=True)  # fmt: skip
-
-# A method that notes its task, and waits while the test shuts its gate: so that a kill is always in the middle.
-GATED = """
-import time
-from pathlib import Path
-import ray
-import vitrail
-
-folder = Path({folder!r})
-
-@vitrail.method("tests_gated")
-def gated(model, images, target):
-    if ray.is_initialized():
-        with (folder / "tasks").open("a", encoding="utf-8") as file:
-            file.write(ray.get_runtime_context().get_task_name() + "\\n")
-        until = time.monotonic() + {limit}
-        while (folder / "tasks").stat().st_size > {free} * len("scenes: images 00–00 ") and (folder / "shut").exists():
-            if time.monotonic() > until:
-                raise TimeoutError("the gate stays shut")
-            time.sleep(0.05)
-    return images.mean(1)[:, ::8, ::8]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +64,8 @@ def cpus() -> float:
 
 def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Nodes, tmp_path: Path) -> None:
     """The first driver is a client from outside, the second one belongs to the cluster."""
-    plugin, run_folder, shut = tmp_path / "gated.py", tmp_path / "run", tmp_path / "shut"
-    plugin.write_text(GATED.format(folder=str(tmp_path), limit=LIMIT, free=31), encoding="utf-8")
+    plugin, shut = gated_method(tmp_path, free=31)
+    run_folder = tmp_path / "run"
     shut.touch()  # after a shard or two, of three
     plan = replace(PLAN, data="scenes:40@3", images=48, methods=["tests_gated", "random"])
     plan.write(tmp_path / "plan.toml")
@@ -122,8 +100,8 @@ def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Node
 
 def test_a_machine_is_killed_and_another_joins(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "SHARD", 2)
-    plugin, loads, shut = tmp_path / "gated.py", tmp_path / "loads", tmp_path / "shut"
-    plugin.write_text(GATED.format(folder=str(tmp_path), limit=LIMIT, free=0), encoding="utf-8")
+    plugin, shut = gated_method(tmp_path)
+    loads = tmp_path / "loads"
     loads.mkdir()
     plan = replace(PLAN, methods=["tests_gated", "random"])
     shards = list[int]()
