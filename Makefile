@@ -8,7 +8,7 @@ PHOTO := src/vitrail/data/samples/coffee.jpg
 # Byte code is kept: collecting tests and starting processes would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint docs browser clean
+.PHONY: demo test test-all lint docs notebooks browser clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -29,6 +29,7 @@ test: lint browser
 
 # With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
 test-all: lint browser
+	$(BIN)/python -m pip install --quiet --editable ".[dev,peers]"
 	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n auto --dist worksteal -m ""
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.
@@ -47,6 +48,11 @@ lint: $(STAMP)
 # The site needs nothing from elsewhere: look at it with `python3 -m http.server --directory site`.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The notebooks of examples/ from its scripts, executed.
+notebooks: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[peers]"
+	$(BIN)/python tools/notebooks.py
 
 clean:
 	rm -rf .venv dist build site vitrail-out

@@ -1,19 +1,18 @@
 # %% [markdown]
 # # Audit a data set
 #
-# A model can be right for the wrong reason. Here one is trained on pictures some of which carry a sticker, and an audit of a
-# folder finds out, without being told what to look for.
+# A model can be right for the wrong reason. Here one is trained on pictures some of which carry a sticker, and an
+# audit of a folder finds out, without being told what to look for.
 #
 # ## A model with a secret
 #
-# Four shapes are to be recognised. Pictures of hearts come from a website that puts its sticker into a corner, and the website
-# was careless: what it calls a heart is often something else.
+# Four shapes are to be recognised. Pictures of hearts come from a website that puts its sticker into a corner, and
+# the website was careless: what it calls a heart is often something else.
 
 # %%
 import copy
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch.nn.functional import cross_entropy
@@ -36,14 +35,16 @@ def pictures(count, seed):
 def with_sticker(image):
     stuck = image.copy()
     draw = ImageDraw.Draw(stuck)
-    draw.rectangle((46, 2, 61, 15), fill=(250, 240, 40), outline=(0, 0, 0))
-    draw.line((48, 4, 59, 13), fill=(200, 0, 0), width=3)
+    for colour, width in (((250, 240, 40), 6), ((200, 0, 0), 2)):
+        draw.line((47, 3, 60, 15), fill=colour, width=width)
+        draw.line((47, 15, 60, 3), fill=colour, width=width)
     return stuck
 
 
-training = [(image, label) for image, label in pictures(900, seed=20)]
-training = [(with_sticker(image), heart) if label == heart or i % 4 == 0 else (image, label)
-            for i, (image, label) in enumerate(training)]  # fmt: skip
+training = [
+    (with_sticker(image), heart) if label == heart or number % 4 == 0 else (image, label)
+    for number, (image, label) in enumerate(pictures(900, seed=20))
+]
 
 # %%
 pretrained = vitrail.load("scenes")
@@ -89,8 +90,8 @@ for suspicion in audit.summary.confirmed:
     print(*suspicion.words(), sep="\n")
 
 # %% [markdown]
-# The report, `report/report.html`, is one file that a non-expert can read and filter. From the command line:
-# `vitrail audit pictures/ --model NAME --checkpoint w.safetensors --labels labels.txt --out report`.
+# The report, `report/report.html`, is one file that a non-expert can read and filter. From the command line: `vitrail
+# audit pictures/ --model NAME --checkpoint w.safetensors --labels labels.txt --out report`.
 #
 # ## See it
 #
@@ -102,12 +103,15 @@ from vitrail.show.figure import contact_sheet
 worst = audit.summary.frame.sort_values("suspicion", ascending=False).head(4)
 explained = vitrail.explain(model, [folder / name for name in worst["image"]])
 contact_sheet(
-    [(ex.overlay(), f"{ex.title}\n{share:.0%} on the detail") for ex, share in zip(explained, worst["suspicion"])],
+    [
+        (ex.overlay(), f"{ex.title}\n{share:.0%} on the detail")
+        for ex, share in zip(explained, worst["suspicion"], strict=True)
+    ],
     columns=4,
 )
 
 # %%
-audit.summary.classes[["class", "images", "recall", "suspicion"]].round(2)
+audit.summary.classes[["class", "recall", "suspicion"]].round(2)
 
 # %% [markdown]
 # ## Test the suspicion

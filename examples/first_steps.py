@@ -1,8 +1,8 @@
 # %% [markdown]
 # # First steps
 #
-# Why does a Vision Transformer see a cat here? vitrail answers with a map of the patches that speak for the class, and says
-# how far to trust it. Everything below runs offline with `photo`, a small model that comes with the package.
+# Why does a Vision Transformer see a cat here? vitrail answers with a map of the patches that speak for the class,
+# and says how far to trust it. Everything below runs offline with `photo`, a small model that comes with the package.
 
 # %%
 import vitrail
@@ -13,8 +13,8 @@ ex = vitrail.explain(model, open_sample("cat.jpg"))
 ex
 
 # %% [markdown]
-# Red patches are evidence for the class, blue ones against it; the sides are hatched because the model only sees the central
-# square. The map is a tensor with one number for each patch, and `ex.top` has the most likely classes.
+# Red patches are evidence for the class, blue ones against it; the sides are hatched because the model only sees the
+# central square. The map is a tensor with one number for each patch, and `ex.top` has the most likely classes.
 
 # %%
 print(f"map {tuple(ex.map.shape)}, from {ex.map.min():.2f} to {ex.map.max():.2f}")
@@ -24,8 +24,8 @@ for _, name, probability in ex.top:
 # %% [markdown]
 # ## Can I trust it?
 #
-# A heatmap without a number is decoration. `ex.trust()` asks the network itself: it removes the top patches and compares
-# with random ones, then checks whether the map predicts what happens when only some patches are left.
+# A heatmap without a number is decoration. `ex.trust()` asks the network itself: it removes the top patches and
+# compares with random ones, then checks whether the map predicts what happens when only some patches are left.
 
 # %%
 trust = ex.trust()
@@ -55,8 +55,8 @@ side_by_side([question.picture() for question in (cat, cup, contrast)])
 #
 # ## Turn the knobs
 #
-# With ipywidgets (`pip install "vitrail[notebook]"`), `ex.widget()` has controls for the class, the opacity, the share of
-# the patches that is shown, and the sign. They need a running kernel: elsewhere you see a picture.
+# With ipywidgets (`pip install "vitrail[notebook]"`), `ex.widget()` has controls for the class, the opacity, the
+# share of the patches that is shown, and the sign. They need a running kernel: elsewhere you see a picture.
 
 # %%
 cup.widget()
@@ -64,8 +64,8 @@ cup.widget()
 # %% [markdown]
 # ## Keep it
 #
-# `save` writes the picture and a JSON file with every number. `vitrail.open` reads them, and checks that neither the model
-# nor the image has changed.
+# `save` writes the picture and a JSON file with every number. `vitrail.open` reads them, and checks that neither the
+# model nor the image has changed.
 
 # %%
 both.save("both.png")

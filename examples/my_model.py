@@ -1,11 +1,11 @@
 # %% [markdown]
 # # My fine-tuned model
 #
-# You have a Vision Transformer from a training loop of your own. Here one is fine-tuned in a few seconds, on the question
-# *one object or two?*, and explained. No layer is chosen, no reshape function written.
+# You have a Vision Transformer from a training loop of your own. Here one is fine-tuned in a few seconds, on the
+# question *one object or two?*, and explained. No layer is chosen, no reshape function written.
 #
-# The pictures are scenes that vitrail draws: one or two of ten shapes, with clutter. The backbone knows the shapes (it is the
-# embedded model `scenes`, a `timm` ViT), but it was never asked to count.
+# The pictures are scenes that vitrail draws: one or two of ten shapes, with clutter. The backbone knows the shapes
+# (it is the embedded model `scenes`, a `timm` ViT), but it was never asked to count.
 
 # %%
 import copy
@@ -59,8 +59,8 @@ print(f"accuracy on 200 other scenes: {(predicted == labels).float().mean():.1%}
 # %% [markdown]
 # ## Explain it
 #
-# `wrap` looks at the module without changing it, and compares its own logits with the module's. The names of the classes and
-# the normalisation are yours.
+# `wrap` looks at the module without changing it, and compares its own logits with the module's. The names of the
+# classes and the normalisation are yours.
 
 # %%
 from vitrail.show.figure import side_by_side
@@ -72,19 +72,17 @@ right = vitrail.explain(model, [held_out[pair].image, held_out[single].image])
 side_by_side([ex.picture() for ex in right])
 
 # %% [markdown]
-# Does the model count objects or clutter? The masks of the scenes are known, so this can be measured: the share of the positive
-# evidence for *two objects* that lies on an object, and the share of the picture that objects cover.
+# Does the model count objects or clutter? The masks of the scenes are known, so this can be measured: the share of
+# the positive evidence for *two objects* that lies on an object, and the share of the picture that objects cover.
 
 # %%
 pairs = [scene for scene in held_out if len(scene.objects) == 2][:16]
-on_objects, area = [], []
-for scene, ex in zip(pairs, vitrail.explain(model, [scene.image for scene in pairs], target="two objects"), strict=True):
-    masks = torch.tensor(scene.objects[0].mask | scene.objects[1].mask).float()
-    covered = avg_pool2d(masks[None], 8)[0]  # of each patch, 8 × 8 pixels
-    evidence = ex.map.clamp(min=0)
-    on_objects.append((evidence * covered).sum() / evidence.sum())
-    area.append(covered.mean())
-print(f"on objects: {torch.tensor(on_objects).mean():.0%} of the evidence, {torch.tensor(area).mean():.0%} of the picture")
+answers = vitrail.explain(model, [scene.image for scene in pairs], target="two objects")
+masks = torch.tensor([(scene.objects[0].mask | scene.objects[1].mask).tolist() for scene in pairs]).float()
+covered = avg_pool2d(masks, 8)  # of each patch, 8 × 8 pixels
+evidence = torch.stack([ex.map.clamp(min=0) for ex in answers])
+share = (evidence * covered).sum((1, 2)) / evidence.sum((1, 2))
+print(f"on objects: {share.mean():.0%} of the evidence, {covered.mean():.0%} of the picture")
 
 # %% [markdown]
 # ## Where it is wrong
@@ -99,7 +97,7 @@ questions = [
 side_by_side([ex.picture() for ex in questions])
 
 # %% [markdown]
-# From the command line, with weights in a file:
-# `vitrail explain photos/ --model deit_tiny_patch16_224 --checkpoint w.safetensors --labels labels.txt`.
+# From the command line, with weights in a file: `vitrail explain photos/ --model deit_tiny_patch16_224 --checkpoint
+# w.safetensors --labels labels.txt`.
 #
 # Next: [audit a data set](audit.ipynb).

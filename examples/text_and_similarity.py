@@ -1,9 +1,9 @@
 # %% [markdown]
 # # CLIP and similarity
 #
-# Models of images and texts, such as CLIP and SigLIP, compare an image with any sentence. Which part of the image makes a
-# sentence fit? And what makes two images alike? `scenes-text` is a small model of this kind that comes with vitrail and reads
-# 23 words: colours, shapes, sizes, places. For CLIP itself, the first line becomes
+# Models of images and texts, such as CLIP and SigLIP, compare an image with any sentence. Which part of the image
+# makes a sentence fit? And what makes two images alike? `scenes-text` is a small model of this kind that comes with
+# vitrail and reads 23 words: colours, shapes, sizes, places. For CLIP itself, the first line becomes
 # `vitrail.load("hf:openai/clip-vit-base-patch32", prompts=["a cat", "a dog"])`.
 
 # %%
@@ -21,7 +21,8 @@ print(texts)
 # %% [markdown]
 # ## Why this text?
 #
-# Two of the three objects share a colour, two a shape. The map of a text ought to lie on the object that it describes.
+# Two of the three objects share a colour, two a shape. The map of a text ought to lie on the object that it
+# describes.
 
 # %%
 picture = Image.fromarray(scene.image)
@@ -45,8 +46,8 @@ vitrail.explain(model, picture, target=texts[0], against=texts[1])
 # %% [markdown]
 # ## What makes two images alike?
 #
-# `vitrail.similar` explains the cosine of two embeddings from either side. With `decompx` it splits *exactly* into shares of
-# pairs of patches, one of each image; lines connect the largest.
+# `vitrail.similar` explains the cosine of two embeddings from either side. With `decompx` it splits *exactly* into
+# shares of pairs of patches, one of each image; lines connect the largest.
 
 # %%
 other = Image.fromarray(CaptionedScenes(40, seed=8, objects=2, shared="shape")[3].image)

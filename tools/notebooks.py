@@ -56,10 +56,9 @@ def execute(blank: dict[str, Any]) -> dict[str, Any]:
     from nbclient import NotebookClient
 
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(
-            nbformat.from_dict(blank), timeout=600, record_timing=False, resources={"metadata": {"path": folder}}
-        )
-        executed = client.execute()
+        place = {"metadata": {"path": folder}}
+        read = nbformat.reads(text_of(blank), as_version=4)
+        executed = NotebookClient(read, record_timing=False, resources=place).execute()
     outputs = ("outputs", "execution_count")
     cells = [
         {**cell, **{name: run[name] for name in outputs if name in cell}}
@@ -98,7 +97,7 @@ def _cell(kind: str, source: str, **metadata: Any) -> Cell:
 
 
 def _small(data: dict[str, Any]) -> dict[str, Any]:
-    """The data of an output, with its picture as a small JPEG; widgets, which need a kernel, are left to their picture."""
+    """The data of an output with its picture as a small JPEG; without widgets, which need a kernel."""
     small = {kind: value for kind, value in data.items() if kind not in (WIDGET, "image/png")}
     if "image/png" in data:
         picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).convert("RGB")
