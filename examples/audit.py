@@ -102,13 +102,9 @@ from vitrail.show.figure import contact_sheet
 
 worst = audit.summary.frame.sort_values("suspicion", ascending=False).head(4)
 explained = vitrail.explain(model, [folder / name for name in worst["image"]])
-contact_sheet(
-    [
-        (ex.overlay(), f"{ex.title}\n{share:.0%} on the detail")
-        for ex, share in zip(explained, worst["suspicion"], strict=True)
-    ],
-    columns=4,
-)
+sheet = [(ex.image, name) for ex, name in zip(explained, worst["image"], strict=True)]
+sheet += [(ex.overlay(), f"{share:.0%} on the detail") for ex, share in zip(explained, worst["suspicion"], strict=True)]
+contact_sheet(sheet, columns=4)
 
 # %%
 audit.summary.classes[["class", "recall", "suspicion"]].round(2)

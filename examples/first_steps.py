@@ -71,7 +71,7 @@ cup.widget()
 both.save("both.png")
 vitrail.explain(model, "both.png", target="espresso").save("why.png")
 again = vitrail.open("why.json")
-print(again)
+print(again.title, again.method)
 
 # %% [markdown]
 # Next: [my fine-tuned model](my_model.ipynb), [which method](which_method.ipynb).

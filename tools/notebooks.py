@@ -58,7 +58,7 @@ def execute(blank: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         place = {"metadata": {"path": folder}}
         read = nbformat.reads(text_of(blank), as_version=4)
-        executed = NotebookClient(read, record_timing=False, resources=place).execute()
+        executed = NotebookClient(read, record_timing=False, coalesce_streams=True, resources=place).execute()
     outputs = ("outputs", "execution_count")
     cells = [
         {**cell, **{name: run[name] for name in outputs if name in cell}}

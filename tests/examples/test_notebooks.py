@@ -86,7 +86,8 @@ def test_execution_shrinks_pictures_and_leaves_widgets_to_them(tmp_path: Path) -
     pytest.importorskip("ipywidgets")
     script = tmp_path / "short.py"
     script.write_text(
-        "# %% [markdown]\n# # Short\n#\n# Two lines.\n\n# %%\nimport vitrail\nfrom vitrail.samples import open_sample\n\n"
+        "# %% [markdown]\n# # Short\n#\n# Two lines.\n\n"
+        "# %%\nimport vitrail\nfrom vitrail.samples import open_sample\n\n"
         'ex = vitrail.explain("scenes", open_sample("star-and-heart.png"))\nprint(ex.label)\nex.widget()\n',
         encoding="utf-8",
     )
