@@ -15,20 +15,26 @@ picture = open_sample("star-and-heart.png")
 # %% [markdown]
 # ## Look
 #
-# The picture shows a star and a heart. Each row is one of these classes, each column a method. A map that is the same
-# in both rows does not depend on the class: it cannot say why it is a star *and not a heart*.
+# The picture shows a star and a heart. Ask about the star, then about the heart: a map that stays the same does not
+# depend on the class, and cannot say why it is a star *and not a heart*.
 
 # %%
 from vitrail.calls import split_call
 
-sheet = []
-for target in ("star", "heart"):
-    sheet.append((picture, f"why {target}?"))
+
+def sheet(target):
+    cells = [(picture, f"why {target}?")]
     for call in methods:
         name, params = split_call(call)
         ex = vitrail.explain(model, picture, name, target, **params)
-        sheet.append((ex.overlay(), call))
-contact_sheet(sheet, columns=len(methods) + 1)
+        cells.append((ex.overlay(), call))
+    return contact_sheet(cells, columns=4)
+
+
+sheet("star")
+
+# %%
+sheet("heart")
 
 # %% [markdown]
 # ## Measure
@@ -58,7 +64,7 @@ summary.pivot(index="method", columns="metric", values="value").loc[[split_call(
 #
 # - Trust the order of two methods only if their intervals are apart (in brackets): measure more images.
 # - A high insertion is worth little if `random` is near it.
-# - `rollout` finds objects, but the same for every class: it fails the pointing game where there are two.
+# - `rollout` finds objects, but the same for every class: its peak is often on the wrong one of two.
 #
 # `vitrail compare photo.jpg` draws such a sheet for any photograph, and the
 # [leaderboard](https://github.com/vitrail/vitrail/blob/main/docs/leaderboard.md) has every method on several models,
