@@ -46,20 +46,31 @@ vitrail.explain(model, picture, target=texts[0], against=texts[1])
 # %% [markdown]
 # ## What makes two images alike?
 #
+# Another picture, with one object of the same colour and shape:
+
+# %%
+other_scene = next(
+    candidate
+    for candidate in CaptionedScenes(100, seed=9, objects=2)
+    if texts[1] in [item.caption for item in candidate.objects]
+)
+other = Image.fromarray(other_scene.image)
+print([item.caption for item in other_scene.objects])
+
+# %% [markdown]
 # `vitrail.similar` explains the cosine of two embeddings from either side. With `decompx` it splits *exactly* into
 # shares of pairs of patches, one of each image; lines connect the largest.
 
 # %%
-other = Image.fromarray(CaptionedScenes(40, seed=8, objects=2, shared="shape")[3].image)
 alike = vitrail.similar(model, picture, other, "decompx")
 alike.picture()
 
 # %%
 ex = alike.first
 print(f"cosine {alike.score:.3f} = pairs {ex.extras['score_pairs']:.3f} + rest {ex.extras['score_pairs_rest']:.3f}")
+print(f"pairs: {tuple(ex.pairs.shape)}")
 for first, second, share in alike.links(3):
-    print(f"patch {first} with patch {second}: {share:+.4f}")
-print(tuple(ex.pairs.shape))
+    print(f"patch {first} with patch {second}: {share:+.3f}")
 
 # %% [markdown]
 # The rest is what biases and prefix tokens hold.
