@@ -1,4 +1,4 @@
-"""Revisions of models on the hub: pinned on request, and recorded; in a cache folder as the hub's client lays it out."""
+"""Revisions of models on the hub: pinned on request, and recorded; the hub is a cache folder here."""
 
 from __future__ import annotations
 
