@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,18 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert [paper["year"] for paper in citation["references"]] == [2023, 2023, 2024, 2024]
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall("^## (.*)$", changes, re.MULTILINE)[0] in ("Unreleased", vitrail.__version__)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_every_extra_is_documented(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"])
+    if page == "README.md":
+        rows = re.search(r"^\| extra \| for \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+        assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*\|", rows[1], re.MULTILINE)))) == extras
+    else:
+        assert set(re.findall(r'`(?:pip install )?"\.\[(\w+)\]"`', text)) == extras
 
 
 def test_workflows_run_what_the_makefile_has() -> None:
