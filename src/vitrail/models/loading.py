@@ -368,12 +368,14 @@ def _load_huggingface(request: LoadRequest) -> View:
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None
-    pin: dict[str, Any] = {"trust_remote_code": False, **({} if revision is None else {"revision": revision})}
+    pin = {} if revision is None else {"revision": revision}
     loader = _huggingface_loader(request, source, is_local, pin)
     with _quiet_transformers(local=is_local):
         module, info = _fetch(
             name,
-            lambda: loader.from_pretrained(source, output_loading_info=True, **pin, **arguments),
+            lambda: loader.from_pretrained(
+                source, output_loading_info=True, trust_remote_code=False, **pin, **arguments
+            ),
             not is_local,
         )
     if reads_texts:
@@ -383,20 +385,20 @@ def _load_huggingface(request: LoadRequest) -> View:
     processor = None
     if not is_local or _has_any(source, PROCESSOR_FILES):
         read = AutoImageProcessor.from_pretrained
-        processor = _fetch(name, lambda: read(source, **pin), not is_local)
+        processor = _fetch(name, lambda: read(source, trust_remote_code=False, **pin), not is_local)
     tokenizer = None
     if reads_texts:
         if is_local and not _has_any(source, TOKENIZER_FILES):  # transformers would make up an empty one
             raise VitrailError(f"{name} has no tokenizer, which reads the prompts: save it in the same folder.")
         read = AutoTokenizer.from_pretrained
-        tokenizer = _fetch(name, lambda: read(source, **pin), not is_local)
+        tokenizer = _fetch(name, lambda: read(source, trust_remote_code=False, **pin), not is_local)
     view = request.view(module, processor=processor, tokenizer=tokenizer, img_size=request.img_size)
     if not is_local:
         view.commit = cached_commit(source, revision, arguments.get("cache_dir"))
     return view
 
 
-def _huggingface_loader(request: LoadRequest, source: str, is_local: bool, pin: Mapping[str, Any]) -> Any:
+def _huggingface_loader(request: LoadRequest, source: str, is_local: bool, pin: Mapping[str, str]) -> Any:
     """The class that loads a model: its backbone, a model of two towers, a detector or a classifier."""
     import transformers
 
