@@ -89,7 +89,7 @@ def load(
     """
     if name is not None and not isinstance(name, str):
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
-    if name is not None and name.startswith("hf:") and "revision" in model_args:
+    if name is not None and _on_hub(name) and "revision" in model_args:
         name = f"{name}@{model_args.pop('revision')}"
     device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # refuse wrong ones before any work
     prompts = None if prompts is None else checked_prompts(prompts)
@@ -218,9 +218,8 @@ class LoadRequest:
 
     def _exact_name(self, commit: str | None) -> str:
         """The name, with an absolute path where it holds a folder, else with the commit."""
-        folder = self.name.removeprefix("hf:")
-        if self.name.startswith("hf:") and folder.startswith(FOLDERS):
-            return f"hf:{Path(folder).expanduser().resolve()}"
+        if self.name.startswith("hf:") and not _on_hub(self.name):
+            return f"hf:{Path(self.name.removeprefix('hf:')).expanduser().resolve()}"
         return self.name if commit is None else f"{split_revision(self.name)[0]}@{commit}"
 
     def refuse_for_embedded(self) -> None:
@@ -450,6 +449,11 @@ def _quiet_transformers(local: bool) -> Iterator[None]:
         logging.set_verbosity(level)
         if local and bars:
             logging.enable_progress_bar()
+
+
+def _on_hub(name: str) -> bool:
+    """Whether it names a Hugging Face model on the hub, and no folder."""
+    return name.startswith("hf:") and not name.removeprefix("hf:").startswith(FOLDERS)
 
 
 def _huggingface_source(name: str) -> tuple[str, str | None]:
