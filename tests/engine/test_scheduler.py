@@ -286,7 +286,7 @@ def test_traces_that_differ_are_not_shared(change: str, traced: list[TraceSpec])
     )
     trace, another = Scheduler().run([asking(Traced(first, target, spec)), asking(other)])
     assert trace is not another
-    assert len(traced) == 2
+    assert len(traced) == (1 if change in ("target", "against") else 2), "targets share the forward pass"
     traced.clear()
     trace, another = Scheduler().run(
         [asking(Traced(first, target, spec)), asking(Traced(first, target, TraceSpec.of({"A"}, [2])))]
