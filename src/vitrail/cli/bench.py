@@ -125,13 +125,13 @@ def run_suite(
 ) -> int:
     """Measures the pairs of a suite one after another and writes its page; returns the number of failures.
 
-    The methods of plugins are measured beside the suite's reference.
+    The methods of plugin files are measured beside the suite's reference; those of packages where they are named.
     """
     from vitrail.bench.suite import open_suite
     from vitrail.methods.registry import METHODS
     from vitrail.report.leaderboard import write_leaderboard
 
-    added = [entry for entry, factory in METHODS.entries().items() if not factory.__module__.startswith("vitrail.")]
+    added = [entry for entry in METHODS.entries() if is_of_plugin(entry)]
     suite = open_suite(name, folder, methods)
     if added and not methods:
         suite = open_suite(name, folder, [*added, *suite.reference])
@@ -144,9 +144,16 @@ def run_suite(
         console.print(f"[bold]{escape(pair.title)}[/]: {escape(pair.about)}", soft_wrap=True)
         failed += measure(pair.plan, out / pair.name)
     measured = {call for pair in suite.pairs if pair.plan is not None for call in pair.plan.methods}
-    page = write_leaderboard(out, suite.pairs, sorted(call for call in measured if call_name(call) in added))
+    page = write_leaderboard(out, suite.pairs, sorted(call for call in measured if is_of_plugin(call)))
     console.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
     return failed
+
+
+def is_of_plugin(call: str) -> bool:
+    """Whether a method does not come with vitrail; for an aggregation, its base."""
+    from vitrail.methods.registry import get_method
+
+    return not get_method(call_name(call).partition(".")[0]).__module__.startswith("vitrail.")
 
 
 def make_plan(
@@ -181,6 +188,20 @@ def default_model(data: str) -> str:
     return {"scenes": "scenes", "scenes_text": "scenes-text"}.get(name, "photo")
 
 
+@dataclass(frozen=True)
+class ModelLoader:
+    """Loads the models of a plan; the workers of a cluster get a copy."""
+
+    device: str
+    plugins: Sequence[Path]
+
+    def __call__(self, spec: ModelSpec) -> View:
+        from vitrail.bench.run import load_model
+
+        load_plugins(self.plugins)
+        return load_model(replace(spec, options={"device": self.device, **spec.options}))
+
+
 def run(
     plan: Plan,
     out: Path,
@@ -199,19 +220,19 @@ def run(
         raise VitrailError("--shard is for processes without a cluster: leave it out with --cluster.")
 
     from vitrail.bench.cluster import run_on_cluster
-    from vitrail.bench.run import load_model, open_plan_data
+    from vitrail.bench.run import open_plan_data
     from vitrail.bench.run import run as run_plan
     from vitrail.bench.store import Store
     from vitrail.cli.board import board_of
 
     console = Console(highlight=False)
 
-    def load(spec: ModelSpec) -> View:
-        load_plugins(plugins)  # a worker of a cluster is another process
-        view = load_model(replace(spec, options={"device": device, **spec.options}))
-        if cluster is None:
-            text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
-            console.print(text, style="dim", markup=False, soft_wrap=True)
+    loader = ModelLoader(device, plugins)
+
+    def load_and_describe(spec: ModelSpec) -> View:
+        view = loader(spec)
+        text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
+        console.print(text, style="dim", markup=False, soft_wrap=True)
         return view
 
     where = f"[bold]{escape(str(out))}[/]"
@@ -224,10 +245,10 @@ def run(
     try:
         with live or nullcontext(), watched(lambda name, done, total: None):  # no bars for single images
             if cluster is None:
-                outcome = run_plan(plan, out, load=load, watch=watch, retry=retry, data=data, shard=shard)
+                outcome = run_plan(plan, out, load=load_and_describe, watch=watch, retry=retry, data=data, shard=shard)
             else:
                 outcome = run_on_cluster(
-                    plan, out, cluster, load=load, watch=watch, retry=retry, workers=workers, data=data
+                    plan, out, cluster, load=loader, watch=watch, retry=retry, workers=workers, data=data
                 )
             final = board_of(plan, store, data.ids)
             if live:

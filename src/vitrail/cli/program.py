@@ -25,7 +25,7 @@ from vitrail.cli.audit import audit
 from vitrail.cli.bench import bench
 from vitrail.cli.compare import compare
 from vitrail.cli.explain import explain
-from vitrail.cli.listing import methods, metrics, models
+from vitrail.cli.listing import data, methods, metrics, models
 from vitrail.cli.report import report
 from vitrail.cli.reproduce import reproduce
 from vitrail.cli.serve import serve
@@ -73,6 +73,7 @@ for command in (
     models,
     methods,
     metrics,
+    data,
     bench,
     audit,
     report,

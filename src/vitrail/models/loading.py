@@ -20,6 +20,7 @@ from vitrail.models import clip, embedded, huggingface
 from vitrail.models.checkpoints import head_of, linear_head, load_state, read_state
 from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
+from vitrail.models.registry import MODELS, build, is_built_in, is_registered
 from vitrail.models.view import Output, View
 from vitrail.models.wrapping import as_pair, outline, prompts_of, wrap
 from vitrail.models.zero_shot import Prompts, checked_prompts
@@ -59,8 +60,8 @@ def load(
     """A view of a model by name.
 
     Args:
-        name: a timm name (its tag allowed), ``hf:ORG/NAME`` or ``hf:./folder`` (Hugging Face), ``torchvision:NAME``, or
-            an embedded model; None = the embedded default.
+        name: a timm name (its tag allowed), ``hf:ORG/NAME`` or ``hf:./folder`` (Hugging Face), ``torchvision:NAME``,
+            an embedded model, or one registered with ``vitrail.model``; None = the embedded default.
         checkpoint: a file with the weights (safetensors or torch).
         head: a file with weights that replace those of ``checkpoint``: those of a linear probe, for example. With
             ``pool``: a file with the weights of a linear head for a backbone.
@@ -105,6 +106,9 @@ def load(
         device=device,
         dtype=dtype,
     )
+    kind = (name or "").partition(":")[0]
+    if is_built_in(kind):
+        MODELS.mention_hidden(kind)
     if name is None or name in embedded.names():
         request.refuse_for_embedded()
         view = embedded.load_embedded(name, prompts)
@@ -116,6 +120,8 @@ def load(
         )
     elif name.startswith("torchvision:"):
         view = _load_torchvision(request)
+    elif is_registered(name):
+        view = _load_registered(request)
     else:
         view = _load_timm(request)
     changes = {"fit": fit, "mean": mean, "std": std, "crop_pct": crop_pct, "interpolation": interpolation}
@@ -304,6 +310,22 @@ def _load_torchvision(request: LoadRequest) -> View:
     if weights is not None and request.img_size is None:
         view.preprocessing = Preprocess.from_torchvision(weights.transforms())
     return view
+
+
+def _load_registered(request: LoadRequest) -> View:
+    sizes = {"pretrained": request.pretrained, "num_classes": request.num_classes, "img_size": request.img_size}
+    options = {**{name: value for name, value in sizes.items() if value is not None}, **request.model_args}
+    made = build(request.name, options)
+    if isinstance(made, View):
+        others = sorted(set(request.spec()) - {"name", *options})
+        if others:
+            raise VitrailError(f"the model {request.name} is a complete view: leave out {', '.join(others)}.")
+        made.name = request.name
+        return made
+    state = request.state()
+    if state is not None:
+        load_state(made, state, str(request.checkpoint))
+    return request.view(made)
 
 
 def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: LoadRequest) -> None:
@@ -502,13 +524,13 @@ def _unknown_name(name: str) -> VitrailError:
     import timm
 
     stem = name.partition(".")[0]
-    close = difflib.get_close_matches(stem, timm.list_models(), n=4)
+    close = difflib.get_close_matches(stem, [*timm.list_models(), *MODELS.every_entry()], n=4)
     hint = f" Did you mean {', '.join(close)}?" if close else ""
     if timm.is_model(stem):
         hint = f" {stem} has the tags {', '.join(n.split('.', 1)[1] for n in tags(stem)) or 'none'}."
     return VitrailError(
-        f"there is no model {name!r}.{hint} Names are timm's (vitrail models 'vit*'), hf:ORG/NAME, hf:./folder or "
-        f"torchvision:NAME."
+        f"there is no model {name!r}.{hint} Names are timm's (vitrail models 'vit*'), hf:ORG/NAME, hf:./folder, "
+        f"torchvision:NAME or those of plugins."
     )
 
 
