@@ -13,7 +13,10 @@ import pytest
 from tests.app.serving import CAT, subprocess_server
 from tests.packages import EXAMPLE
 
+from vitrail.bench.cluster import run_on_cluster
+from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.store import Store
+from vitrail.cli.bench import ModelLoader
 
 pytestmark = pytest.mark.full
 
@@ -61,16 +64,37 @@ def test_the_command_line_lists_and_uses_it(target: Path, tmp_path: Path) -> Non
     assert (tmp_path / "vitrail-out" / "cat.local_contrast.png").is_file()
 
 
-@pytest.mark.parametrize("where", [[], ["--cluster", "local", "--workers", "1"]], ids=["here", "ray"])
-def test_bench_measures_it_and_records_its_version(where: list[str], target: Path, tmp_path: Path) -> None:
-    if where:
-        pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
-    run(target, tmp_path, "-m", "vitrail", *BENCH, "--out", "run", *where)
-    store = Store(tmp_path / "run")
-    rows = store.rows()
+def check_run(folder: Path) -> None:
+    rows = Store(folder).rows()
     assert len(rows) == 4 * 2 * 2
     assert rows["error"].isna().all()
-    assert store.environment()["plugins"] == {"vitrail-stripes": "0.1.0"}
+    assert Store(folder).environment()["plugins"] == {"vitrail-stripes": "0.1.0"}
+
+
+def test_bench_measures_it_and_records_its_version(target: Path, tmp_path: Path) -> None:
+    run(target, tmp_path, "-m", "vitrail", *BENCH, "--out", "run")
+    check_run(tmp_path / "run")
+
+
+def test_workers_of_a_cluster_find_it(
+    target: Path, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH")])))
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        ray.init(address=started.address, log_to_driver=False)
+        plan = Plan(
+            [ModelSpec("stripes")], "stripes:4", ["local_contrast", "random"], ["border_share", "pointing_game"]
+        )
+        run_on_cluster(plan, tmp_path / "run", workers=1, load=ModelLoader("cpu", []))
+    finally:
+        ray.shutdown()
+        started.shutdown()
+    check_run(tmp_path / "run")
 
 
 def test_the_server_offers_it(target: Path, tmp_path: Path) -> None:

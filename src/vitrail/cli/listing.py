@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -14,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from vitrail.cli.options import Json, Plugins, Prompt
-from vitrail.cli.outputs import plural
+from vitrail.cli.outputs import plural, print_json
 from vitrail.errors import VitrailError
 from vitrail.plugins import load_plugins
 from vitrail.registry import matching
@@ -165,7 +164,7 @@ def _matching(pattern: str) -> str:
 def show(rows: list[dict[str, Any]], as_json: bool, noun: str, remark: str = "", hidden: Collection[str] = ()) -> None:
     """Prints a table, or JSON."""
     if as_json:
-        print(json.dumps(rows, indent=1))  # noqa: T201
+        print_json(rows)
         return
     hidden = {"summary", "parameters", "aliases", *hidden}
     if "supported" in rows[0]:  # the reason needs the room

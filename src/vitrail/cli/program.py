@@ -23,6 +23,7 @@ from typer.core import TyperArgument, TyperCommand
 
 from vitrail.cli.audit import audit
 from vitrail.cli.bench import bench
+from vitrail.cli.codes import DONE, FAILED, INTERRUPTED, TERMINATED
 from vitrail.cli.compare import compare
 from vitrail.cli.explain import explain
 from vitrail.cli.listing import data, methods, metrics, models
@@ -33,8 +34,6 @@ from vitrail.cli.similar import similar
 from vitrail.cli.train import train_explainer
 from vitrail.errors import VitrailError
 from vitrail.files import printable
-
-INTERRUPTED, TERMINATED = 130, 143  # exit codes after Ctrl-C, as typer has it, and after SIGTERM
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # why output cannot be written
 SAVING = 5.0  # seconds in which a second SIGTERM does not interrupt the saving: timeout(1) sends two
@@ -109,7 +108,7 @@ def _run() -> str | int | None:
             app()
         finally:
             _flush()
-        return 0
+        return DONE
     except SystemExit as stop:
         return stop.code
     except VitrailError as error:
@@ -166,7 +165,7 @@ def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
 
 def _fail(message: str) -> int:
     _print_error("[bold red]Error:[/]", message)
-    return 1
+    return FAILED
 
 
 def _print_error(prefix: str, text: str) -> None:
