@@ -91,6 +91,8 @@ def main() -> None:
             stream.reconfigure(errors="vitrail")  # "→" must not end a run whose output has an old encoding
     # matplotlib, used for its fonts and colour maps, complains where it cannot write its cache
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    if sys.stderr is None or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the hub would draw them into log files
     with warnings.catch_warnings(), _sigterm_as_keyboard_interrupt() as sigterms:
         warn_once = functools.cache(functools.partial(_print_error, "[yellow]Warning:[/]"))
         warnings.showwarning = lambda message, *_: warn_once(str(message))

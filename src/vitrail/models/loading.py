@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -304,7 +305,10 @@ def _load_torchvision(request: LoadRequest) -> View:
     if request.img_size is not None and is_vit:
         arguments["image_size"] = request.img_size
     weights = models.get_model_weights(short).DEFAULT if request.wants_weights else None
-    module = _fetch(request.name, lambda: models.get_model(short, weights=weights, **arguments))
+    shows_progress = sys.stderr is not None and sys.stderr.isatty()
+    module = _fetch(
+        request.name, lambda: models.get_model(short, weights=weights, progress=shows_progress, **arguments)
+    )
     _fill(module, state, request)
     view = request.view(module, img_size=None if is_vit else request.img_size)
     if weights is not None and request.img_size is None:
