@@ -121,6 +121,7 @@ def test_an_installed_package_is_listed_and_used(vit: Run, photo: Path, example:
     assert (run.code, run.err) == (0, "")
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_broken_package_is_one_warning_and_no_failure(vit: Run, install: Install) -> None:
     install("their-methods", {"vitrail.methods": {"theirs": "cli_plugin"}}, {"cli_plugin": "import nothing_there"})
     result = vit("methods", "random", "--json")
