@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from PIL import Image
 
 from vitrail.files import write_together
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-REPOSITORY = "vitrail/vitrail"  # on GitHub, where Colab opens notebooks
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 LARGEST = 300_000  # bytes of a notebook
 WIDEST, QUALITY = 900, 80  # pixels of a picture, and of JPEG
 SKIPPED = "skip-execution"  # nbclient's tag of cells that it leaves out
@@ -32,9 +33,11 @@ Cell = dict[str, Any]
 
 def notebook(script: Path) -> dict[str, Any]:
     """The notebook of a script, without outputs: a badge, the installation, and the cells of the script."""
-    address = f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/examples/{script.stem}.ipynb"
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+    repository = source.removeprefix("https://github.com/")
+    address = f"https://colab.research.google.com/github/{repository}/blob/main/examples/{script.stem}.ipynb"
     badge = f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({address})"
-    install = f'%pip install --quiet "vitrail[notebook] @ git+https://github.com/{REPOSITORY}"'
+    install = f'%pip install --quiet "vitrail[notebook] @ git+{source}"'
     cells = [_cell("markdown", badge), _cell("code", install, tags=[SKIPPED]), *_cells(script)]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
