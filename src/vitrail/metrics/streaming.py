@@ -61,8 +61,10 @@ class Running(TorchMetric):
         method: Method | None = None,
     ) -> None:
         """Measures a batch."""
-        known = {"label": label, "masks": masks, "boxes": boxes, "others": others, "ignore": ignore, "method": method}
-        scored = measure(self.metric, self.view, images, maps, target, **known)
+        scored = measure(
+            self.metric, self.view, images, maps, target,
+            label=label, masks=masks, boxes=boxes, others=others, ignore=ignore, method=method,
+        )  # fmt: skip
         counted = [result for result in scored if not math.isnan(result.value)]
         self.values.append(self._state([result.value for result in counted]))
         self.parts.append(self._state([number for result in counted for number in result.parts or ()]))
