@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from scipy.stats import spearmanr
 from tests import families
@@ -87,6 +88,18 @@ def test_a_view_is_a_module_of_logits() -> None:
     assert (model.training, module.training) == (False, True)
     torch.testing.assert_close(model(images), view.logits(images))
     assert {id(p) for p in model.parameters()} == {id(p) for p in module.parameters()}
+
+
+def test_a_head_that_a_view_was_given_is_copied_with_it() -> None:
+    torch.manual_seed(0)
+    backbone = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, patch_size=8, depth=1)
+    model = LogitsModule(vitrail.wrap(backbone, head=nn.Linear(192, 5), pool="token"))
+    images = pictures("timm_vit")
+    before, randomised = explain(model, images, CLASSES, METHOD), copy.deepcopy(model)
+    assert isinstance(randomised.head, nn.Linear)
+    randomised.head.reset_parameters()
+    assert not np.allclose(explain(randomised, images, CLASSES, METHOD), before)
+    assert np.array_equal(explain(model, images, CLASSES, METHOD), before)
 
 
 # --- inside Quantus -------------------------------------------------------------------------------------------------
