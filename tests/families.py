@@ -179,6 +179,22 @@ def yolos(mid: bool = True, dtype: torch.dtype = torch.float64, **changes: Any) 
     return module.eval().to(dtype)
 
 
+def eomt(kind: str = "Eomt", dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
+    """A segmenter with five queries, which join the last two of its four blocks; kind: "Eomt" or "EomtDinov3"."""
+    import transformers
+
+    tiny = {"image_size": 32, "patch_size": 8, "hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 2}
+    tiny |= {"num_blocks": 2, "num_queries": 5, "num_register_tokens": 2, "num_upscale_blocks": 2}
+    tiny |= {"id2label": dict(enumerate(OBJECTS))}
+    tiny |= {"mlp_ratio": 2} if kind == "Eomt" else {"intermediate_size": 48}
+    config = getattr(transformers, f"{kind}Config")(**(tiny | changes))
+    with torch.random.fork_rng(devices=[]):
+        module = getattr(transformers, f"{kind}ForUniversalSegmentation")(config)
+    randomize(module, seed=0)
+    module.attn_mask_probs.zero_()  # as at the end of the training
+    return module.eval().to(dtype)
+
+
 @functools.cache
 def tokenizer() -> Any:
     """The tokenizer of the tiny models that read texts."""

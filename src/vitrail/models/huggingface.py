@@ -52,6 +52,7 @@ BACKBONES = (
 )
 NETWORKS = (*CLASSIFIERS, *BACKBONES)
 DETECTOR = "YolosForObjectDetection"  # of models/detection.py
+SEGMENTERS = ("EomtForUniversalSegmentation", "EomtDinov3ForUniversalSegmentation")  # of models/segmentation.py
 HIERARCHICAL = ("SwinForImageClassification", "Swinv2ForImageClassification")
 
 
@@ -63,8 +64,8 @@ REFUSED = {
         "the logits of one box",
     ),
     "Segmentation": (
-        "it merges patches or decodes them together, so that no output is that of a patch; a plain backbone with a "
-        'head on its patches is seen into, vitrail.wrap(backbone, head=…, pool="patches")',
+        "it merges patches or decodes them together, so that no output is that of a patch; EoMT and a plain backbone "
+        'with a head on its patches are seen into, vitrail.wrap(backbone, head=…, pool="patches")',
         "the mean logits of a region",
     ),
 }
@@ -79,7 +80,7 @@ def check_kind(module: nn.Module) -> None:
 def check_class(name: str) -> None:
     """Refuses such classes by name."""
     for task, (why, outputs) in REFUSED.items():
-        if name.endswith(task) and name != DETECTOR:
+        if name.endswith(task) and name not in (DETECTOR, *SEGMENTERS):
             raise VitrailError(
                 f"{name} is not supported: {why}. To explain it by mask methods, wrap a module of your own that "
                 f"returns {outputs}, (B, classes)."
@@ -107,8 +108,8 @@ def describe(
         raise refuse(backbone, "it is not a backbone of transformers ≥ 5.22; upgrade transformers")
     embedding = _embedding(backbone, size)
     grid = (size[0] // embedding.weight.shape[-2], size[1] // embedding.weight.shape[-1])
-    rope, shared = _rope(backbone, size, embedding.weight), _shared_bias(backbone, grid)
-    blocks = tuple(_block(layer, rope, shared, grid) for layer in _layers(backbone))
+    rope, shared = rotary(backbone, size, embedding.weight), _shared_bias(backbone, grid)
+    blocks = tuple(block(layer, rope, shared, grid) for layer in _layers(backbone))
     classifier_head = _head(module, backbone) if head is None else _probe(backbone, head, pool)
     return parts.Architecture(embedding, blocks, classifier_head)
 
@@ -221,7 +222,8 @@ def _position_table(source: Any, like: Tensor, extra: int, count: int, size: tup
         return source.interpolate_pos_encoding(probe, *size).detach()
 
 
-def _rope(backbone: Any, size: tuple[int, int], like: Tensor) -> parts.Rope | None:
+def rotary(backbone: Any, size: tuple[int, int], like: Tensor) -> parts.Rope | None:
+    """The rotary positions of an input of ``size`` (H, W), if there are some."""
     source = getattr(backbone, "rope_embeddings", None)
     if source is None:
         return None
@@ -242,10 +244,11 @@ def _relative_bias(source: Any, grid: tuple[int, int]) -> Tensor | None:
         return source(grid)[0].detach()
 
 
-def _block(layer: Any, rope: parts.Rope | None, shared: Tensor | None, grid: tuple[int, int]) -> parts.Block:
+def block(layer: Any, rope: parts.Rope | None, shared: Tensor | None, grid: tuple[int, int]) -> parts.Block:
+    """A pre-norm block; families differ in the names of its parts."""
     check_dropout(layer, "dropout", "drop_path")
-    block_bias = _relative_bias(getattr(layer, "relative_position_bias", None), grid)
-    bias = block_bias if shared is None else shared if block_bias is None else block_bias + shared
+    own_bias = _relative_bias(getattr(layer, "relative_position_bias", None), grid)
+    bias = own_bias if shared is None else shared if own_bias is None else own_bias + shared
     return parts.Block(
         norm1=needed_norm(_first(layer, "layernorm_before", "norm1", "layer_norm1")),
         attention=_attention(_first(layer, "attention", "self_attn"), rope, bias),

@@ -365,7 +365,7 @@ def _load_huggingface(request: LoadRequest) -> View:
 
 
 def _huggingface_loader(request: LoadRequest, source: str, is_local: bool) -> Any:
-    """The class that loads a model: its backbone, a model of two towers, a detector or a classifier."""
+    """The class that loads a model: its backbone, a model of two towers, a detector, a segmenter or a classifier."""
     import transformers
 
     if request.pool is not None or request.view_args["prompts"] is not None:
@@ -373,8 +373,11 @@ def _huggingface_loader(request: LoadRequest, source: str, is_local: bool) -> An
     config, _ = _fetch(request.name, lambda: transformers.PreTrainedConfig.get_config_dict(source), not is_local)
     kind = str((config.get("architectures") or [""])[0])
     huggingface.check_class(kind)
-    is_detector = kind == huggingface.DETECTOR
-    return transformers.AutoModelForObjectDetection if is_detector else transformers.AutoModelForImageClassification
+    if kind == huggingface.DETECTOR:
+        return transformers.AutoModelForObjectDetection
+    if kind in huggingface.SEGMENTERS:
+        return transformers.AutoModelForUniversalSegmentation
+    return transformers.AutoModelForImageClassification
 
 
 def _has_any(folder: str, files: Sequence[str]) -> bool:

@@ -141,9 +141,10 @@ class Preprocess:
 
     @classmethod
     def from_detector(cls, processor: Any, image_size: tuple[int, int]) -> "Preprocess":
-        """Reads the image processor of a Hugging Face detector, which keeps the shape of an image whatever its size.
+        """Reads the image processor of a Hugging Face detector or segmenter, which keeps the shape of any image.
 
         Inputs have one size here: the image is scaled to fit into ``image_size`` (height, width), and the rest padded.
+        Of a processor that splits an image into windows along its longer edge, the input is the one in the middle.
         """
         config: dict[str, Any] = processor.to_dict()
         mean, std = _huggingface_colours(config)
@@ -153,7 +154,7 @@ class Preprocess:
             mean=mean,
             std=std,
             interpolation=cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
-            fit="squash" if exact else "border",
+            fit="squash" if exact else "crop" if config.get("do_split_image") else "border",
             arithmetic=_huggingface_arithmetic(processor),
         )
 

@@ -77,17 +77,29 @@ def compared(view: View, embeddings: Mapping[str, Sequence[float]], measure: Mea
 
 
 def within(view: View, weights: Sequence[float]) -> ViT:
-    """A view whose logits are those of a region, a mean over the patches by their ``weights``."""
-    if not isinstance(view, ViT) or view.architecture().head.pool != "patches":
-        raise VitrailError(
-            f"{view.name} has no output per patch, so that there are no regions to ask about: wrap a backbone with its "
-            'segmentation head, vitrail.wrap(backbone, head=nn.Linear(…), pool="patches").'
-        )
-    if len(weights) != math.prod(view.grid):
-        raise VitrailError(f"the region is one of {len(weights)} patches, but {view.name} has {math.prod(view.grid)}.")
+    """A view whose logits are those of a region, a mean over its outputs by their ``weights``."""
+    view, grid = _segmenting(view)
+    if len(weights) != math.prod(grid):
+        raise VitrailError(f"the region is one of {len(weights)} outputs, but {view.name} has {math.prod(grid)}.")
     head = partial(_region_head, weights=torch.tensor(list(weights), dtype=torch.float64))
     asked = replace(view, describe=partial(_described, view.describe, head))
     return asked.asking({"kind": "region", "weights": list(weights)}, view.labels)
+
+
+def in_mask(view: View, mask: Tensor) -> ViT:
+    """A view whose logits are those of the pixels of a ``mask`` (H, W) of the model input."""
+    return within(view, patch_weights(mask, _segmenting(view)[1]).tolist())
+
+
+def _segmenting(view: View) -> tuple[ViT, tuple[int, int]]:
+    """The view and the (rows, columns) of its outputs, or an error if it has no output per patch."""
+    head = view.architecture().head if isinstance(view, ViT) else None
+    if not isinstance(view, ViT) or head is None or head.pool not in ("patches", "queries"):
+        raise VitrailError(
+            f"{view.name} has no output per patch, so that there are no regions to ask about: wrap a backbone with its "
+            'segmentation head, vitrail.wrap(backbone, head=nn.Linear(…), pool="patches"), or load an EoMT.'
+        )
+    return view, view.grid if head.queries is None else head.queries.cells
 
 
 def of_box(view: View, query: int) -> Detector:
@@ -152,10 +164,10 @@ def _embedding_head(head: Head, measure: Measure, token: int | None) -> Head:
 
 def _pooled(head: Head) -> Head:
     """A head that reads every patch as one that reads their mean, which is the embedding of an image."""
-    if head.pool != "patches":
+    if head.pool not in ("patches", "queries"):
         return head
     first = head.dense[0].linear if head.dense else head.linears[0]
-    return replace(head, pool="mean", dense=(), linears=(first,))
+    return replace(head, pool="mean", dense=(), linears=(first,), queries=None)
 
 
 def _comparing_head(head: Head, weights: Tensor, measure: Measure) -> Head:

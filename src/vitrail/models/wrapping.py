@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import clip, detection, huggingface, timm, torchvision, zero_shot
+from vitrail.models import clip, detection, huggingface, segmentation, timm, torchvision, zero_shot
 from vitrail.models.agreement import check_logits, check_tensors
 from vitrail.models.black_box import BlackBox, as_logits
 from vitrail.models.captions import CaptionModel
@@ -352,6 +352,8 @@ def _adapter(module: nn.Module) -> ModuleType:
         return zero_shot
     if detection.is_detector(module):
         return detection
+    if segmentation.is_segmenter(module):
+        return segmentation
     for adapter, is_own in LIBRARIES:
         if is_own(module) and type(module).__name__ in adapter.NETWORKS:
             return adapter
@@ -369,6 +371,7 @@ def _is_seen_through(module: nn.Module) -> bool:
     return (
         isinstance(module, zero_shot.ZeroShot)
         or detection.is_detector(module)
+        or segmentation.is_segmenter(module)
         or zero_shot.is_zero_shot(module)
         or any(_is_network(kind) for kind in type(module).__mro__)
     )
@@ -465,8 +468,8 @@ def _preprocess(
         if hasattr(processor, "data_config"):  # transformers' wrapper of timm models
             base = Preprocess.from_timm(processor.data_config)
         else:
-            read = Preprocess.from_detector if detection.is_detector(module) else Preprocess.from_huggingface
-            base = read(processor, native)
+            keeps_shape = detection.is_detector(module) or segmentation.is_segmenter(module)
+            base = (Preprocess.from_detector if keeps_shape else Preprocess.from_huggingface)(processor, native)
         return base if requested is None else base.resized(requested)
     if timm.is_timm(module):
         from timm.data import resolve_model_data_config
@@ -476,7 +479,8 @@ def _preprocess(
     if huggingface.is_huggingface(module):
         kind = module.config.model_type
         colours = HUGGINGFACE_COLOURS.get(kind, (IMAGENET_MEAN, IMAGENET_STD))
-        fit: Fit = "border" if detection.is_detector(module) else "squash"
+        keeps_shape = detection.is_detector(module) or segmentation.is_segmenter(module)
+        fit: Fit = "border" if keeps_shape else "squash"
         return Preprocess(size, *colours, interpolation="bilinear", fit=fit)
     return Preprocess(size, interpolation="bilinear", fit="crop", resize=round(min(size) * 256 / 224))
 
