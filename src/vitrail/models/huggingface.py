@@ -1,8 +1,12 @@
-"""Hugging Face Vision Transformers in canonical form: ViT, DeiT, DINOv2 (± registers), BEiT, CLIP, SigLIP, DINOv3."""
+"""Hugging Face Vision Transformers in canonical form: ViT, DeiT, DINOv2 (± registers), BEiT, CLIP, SigLIP, DINOv3.
+
+SigLIP 2 of any resolution (NaFlex) reads patches and the shape of their grid; a view has one shape.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +43,7 @@ CLASSIFIERS: dict[str, parts.PoolKind] = {
     "BeitForImageClassification": "mean",
     "CLIPForImageClassification": "mean",
     "SiglipForImageClassification": "mean",
+    "Siglip2ForImageClassification": "mean",
 }
 BACKBONES = (
     "ViTModel",
@@ -48,6 +53,7 @@ BACKBONES = (
     "BeitModel",
     "CLIPVisionModel",
     "SiglipVisionModel",
+    "Siglip2VisionModel",
     "DINOv3ViTModel",
 )
 NETWORKS = (*CLASSIFIERS, *BACKBONES)
@@ -116,12 +122,11 @@ def describe(
 
 def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
     """The network's own logits; with ``head``, those of the head on the backbone's tokens or its pooled output."""
-    resized = {} if tuple(images.shape[-2:]) == native_size(module) else {"interpolate_pos_encoding": True}
-    options = {"return_dict": True} | ({} if adapts_to_input(module) else resized)
+    options = inputs(module, images) | {"return_dict": True}
     if head is None:
-        return module(images, **options).logits
+        return module(**options).logits
     backbone = _backbone(module)
-    out = backbone(images, **options)
+    out = backbone(**options)
     match pool:
         case "token":
             return head(out.last_hidden_state[:, 0])
@@ -133,8 +138,33 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
             return head(out.pooler_output)
 
 
+def inputs(module: Any, images: Tensor) -> dict[str, Any]:
+    """What a network is called with for images of one size (B, 3, H, W)."""
+    if _takes_patches(module):
+        edge = _backbone(module).config.patch_size
+        grid = images.shape[-2] // edge, images.shape[-1] // edge
+        pixels = images[..., : grid[0] * edge, : grid[1] * edge].unflatten(3, (-1, edge)).unflatten(2, (-1, edge))
+        patches = pixels.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, N, rows · columns · colours)
+        return {
+            "pixel_values": patches,
+            "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long, device=images.device),
+            "spatial_shapes": torch.tensor([grid] * len(images), device=images.device),
+        }
+    resized = tuple(images.shape[-2:]) != native_size(module) and not adapts_to_input(module)
+    return {"pixel_values": images} | ({"interpolate_pos_encoding": True} if resized else {})
+
+
+def _takes_patches(module: Any) -> bool:
+    """Whether it reads patches and the shape of their grid, not images."""
+    return type(_backbone(module)).__name__ == "Siglip2VisionModel"
+
+
 def native_size(module: Any) -> tuple[int, int]:
+    """(H, W) of the input that it was built for; of one that reads patches, that of its table of positions."""
     config = _backbone(module).config
+    if _takes_patches(module):
+        edge = math.isqrt(config.num_patches) * config.patch_size
+        return edge, edge
     size = config.image_size
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
@@ -142,11 +172,12 @@ def native_size(module: Any) -> tuple[int, int]:
 def takes_other_sizes(module: Any) -> bool:
     """Whether positions can be interpolated; a relative bias is tied to its window here."""
     backbone = _backbone(module)
-    return hasattr(backbone.embeddings, "interpolate_pos_encoding") or hasattr(backbone, "rope_embeddings")
+    interpolates = hasattr(backbone.embeddings, "interpolate_pos_encoding")
+    return interpolates or hasattr(backbone, "rope_embeddings") or _takes_patches(module)
 
 
 def adapts_to_input(module: Any) -> bool:
-    """Whether it interpolates its positions without being asked to, as DINOv2, DINOv3 and BEiT do."""
+    """Whether it interpolates its positions without being asked to, as DINOv2, DINOv3, BEiT and SigLIP 2 do."""
     parameters = inspect.signature(type(_backbone(module).embeddings).forward).parameters
     return takes_other_sizes(module) and "interpolate_pos_encoding" not in parameters
 
@@ -173,6 +204,8 @@ def _layers(backbone: Any) -> Any:
 
 def _embedding(backbone: Any, size: tuple[int, int]) -> parts.Embedding:
     source = backbone.embeddings
+    if _takes_patches(backbone):
+        return _patch_embedding(source, size)
     conv = _first(source, "patch_embeddings", "patch_embedding")
     conv = conv.projection if hasattr(conv, "projection") else conv
     convolution = patch_convolution(conv)
@@ -193,6 +226,18 @@ def _embedding(backbone: Any, size: tuple[int, int]) -> parts.Embedding:
         positions=positions(table, prefix.shape[0], count),
         norm=norm(getattr(backbone, "pre_layrnorm", None)),
     )
+
+
+def _patch_embedding(source: Any, size: tuple[int, int]) -> parts.Embedding:
+    """The embedding of patches that come with the shape of their grid, by the model's own rule for positions."""
+    layer, edge = linear(source.patch_embedding), source.patch_size
+    weight = layer.weight.unflatten(1, (edge, edge, -1)).permute(0, 3, 1, 2)  # (d, colours, rows, columns)
+    grid = torch.tensor([[size[0] // edge, size[1] // edge]])
+    side = source.position_embedding_size
+    with torch.no_grad():
+        table = source.position_embedding.weight.detach().unflatten(0, (side, side))
+        placed = source.resize_positional_embeddings(table, grid, int(grid.prod()))[0]
+    return parts.Embedding(weight, layer.bias, weight.new_zeros(0, weight.shape[0]), placed)
 
 
 def _positioned_tokens(source: Any) -> list[Tensor]:
@@ -314,7 +359,7 @@ def _pooler(backbone: Any, head: nn.Module) -> parts.Head:
     final, kind = _final_norm(backbone), type(backbone).__name__
     if kind == "CLIPVisionModel":
         return classifier(head, None, "token", pooled_norm=norm(backbone.post_layernorm))
-    if kind == "SiglipVisionModel" and isinstance(getattr(backbone, "head", None), nn.Module):
+    if kind in ("SiglipVisionModel", "Siglip2VisionModel") and isinstance(getattr(backbone, "head", None), nn.Module):
         return classifier(head, final, "attention", attention_pool=_attention_pool(backbone.head))
     if kind in ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel"):
         return classifier(head, final, "token")

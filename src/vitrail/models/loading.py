@@ -391,7 +391,7 @@ def _check_complete(name: str, module: nn.Module, info: Mapping[str, Any], pool:
     if pool not in (None, "pooler", "map"):
         lost = [key for key in lost if not key.startswith(("pooler.", "head."))]
     if lost:
-        if kind in ("CLIPForImageClassification", "SiglipForImageClassification"):
+        if kind.startswith(("CLIPFor", "SiglipFor", "Siglip2For")):
             raise VitrailError(
                 f'{name} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"] (--prompt).'
             )

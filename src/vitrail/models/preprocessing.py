@@ -426,6 +426,10 @@ def _huggingface_geometry(
 ) -> tuple[tuple[int, int], Fit, int | tuple[int, int] | None]:
     """(input size, fit, resize) of an image processor's configuration."""
     model_size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if (
+        model_size is not None and "max_num_patches" in config
+    ):  # as many patches as fit, whatever the shape of the image
+        return model_size, "squash", None
     crop = _pair(config.get("crop_size")) if config.get("do_center_crop") else None
     resize = config.get("size") if config.get("do_resize", True) else None
     exact, shortest = _pair(resize), (resize or {}).get("shortest_edge")

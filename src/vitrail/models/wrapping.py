@@ -36,7 +36,13 @@ POOLS = ("token", "avg", "map", "pooler", "patches")
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Colour statistics of the published Hugging Face checkpoints, for modules without a processor.
-HUGGINGFACE_COLOURS = {"vit": (HALF, HALF), "beit": (HALF, HALF), "siglip": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
+HUGGINGFACE_COLOURS = {
+    "vit": (HALF, HALF),
+    "beit": (HALF, HALF),
+    "siglip": (HALF, HALF),
+    "siglip2": (HALF, HALF),
+    "clip": (CLIP_MEAN, CLIP_STD),
+}
 
 
 def wrap(
@@ -276,7 +282,7 @@ def prompts_of(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | N
     kind = type(module).__name__
     if prompts is not None and not zero_shot.is_zero_shot(module):
         raise VitrailError(
-            f"prompts= is for {' and '.join(clip.MODELS)} of Hugging Face, which read texts, but got {kind}."
+            f"prompts= is for {', '.join(clip.MODELS)} of Hugging Face, which read texts, but got {kind}."
         )
     if prompts is None and zero_shot.is_zero_shot(module):
         raise VitrailError(
