@@ -290,7 +290,9 @@ def test_wrong_company_of_prompts_is_refused(options: dict[str, Any], message: s
 @pytest.mark.parametrize("name", ["timm_vit", "hf_vit", "hf_clip", "torchvision_vit", "timm_swin"])
 def test_a_classifier_takes_no_prompts(name: str) -> None:
     module = families.build(name)
-    with pytest.raises(VitrailError, match=f"prompts= is for CLIPModel, SiglipModel, Siglip2Model .* got {type(module).__name__}"):
+    with pytest.raises(
+        VitrailError, match=f"prompts= is for CLIPModel, SiglipModel, Siglip2Model .* got {type(module).__name__}"
+    ):
         view_of(module)
     with pytest.raises(VitrailError, match="tokenizer= goes with prompts="):
         vitrail.wrap(module, tokenizer=tokenizer())

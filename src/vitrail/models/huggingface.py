@@ -138,6 +138,27 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
             return head(out.pooler_output)
 
 
+def own_pool(module: Any) -> str | None:
+    """How a backbone without a head pools its tokens; None = it has a head.
+
+    The poolers of ViT and DeiT are left out: few checkpoints have trained ones.
+    """
+    match type(module).__name__:
+        case "CLIPVisionModel":
+            return "pooler"
+        case "SiglipVisionModel" | "Siglip2VisionModel":
+            return "map" if isinstance(getattr(module, "head", None), nn.Module) else "avg"
+        case "BeitModel":
+            return "token" if module.pooler is None else "pooler"
+        case kind:
+            return "token" if kind in BACKBONES else None
+
+
+def width(module: Any) -> int:
+    """The number of channels of what a head reads."""
+    return int(module.config.hidden_size)
+
+
 def inputs(module: Any, images: Tensor) -> dict[str, Any]:
     """What a network is called with for images of one size (B, 3, H, W)."""
     if _takes_patches(module):

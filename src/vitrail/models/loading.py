@@ -18,7 +18,7 @@ from torch import nn
 from vitrail.errors import VitrailError
 from vitrail.models import clip, embedded, huggingface
 from vitrail.models.checkpoints import head_of, linear_head, load_state, read_state
-from vitrail.models.names import classes, tags, with_head
+from vitrail.models.names import classes, is_backbone, is_projecting, tags, with_head
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import Output, View
 from vitrail.models.wrapping import as_pair, outline, prompts_of, wrap
@@ -42,6 +42,7 @@ def load(
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
     pretrained: bool | None = None,
     num_classes: int | None = None,
+    embedding: bool = False,
     img_size: int | tuple[int, int] | None = None,
     output: Output | None = None,
     fit: str | None = None,
@@ -68,6 +69,7 @@ def load(
         labels: class names, or a file of them.
         pretrained: fetch weights; by default yes, unless ``checkpoint`` is given.
         num_classes: size of the head, where ``checkpoint`` does not determine it.
+        embedding: leave the head out, to compare images by their embeddings; a CLIP tower keeps its projection.
         img_size: input size, if not the model's default.
         output: "softmax" or "sigmoid"; None = as the model says.
         fit: how images become inputs, if not as the model says: "squash", "crop" or "pad"; another fit scales to the
@@ -99,6 +101,7 @@ def load(
         pool=pool,
         pretrained=pretrained,
         num_classes=num_classes,
+        embedding=embedding,
         img_size=img_size,
         view_args=view_args,
         model_args=model_args,
@@ -129,6 +132,12 @@ def load(
     return view.to(device, dtype)
 
 
+def load_embedder(name: str | None, **options: Any) -> View:
+    """As ``load``; a timm name without classes is loaded as the embedding that it is."""
+    is_bare = name is not None and is_backbone(name) and not options.keys() & {"checkpoint", "head", "num_classes"}
+    return load(name, embedding=True, **options) if is_bare else load(name, **options)
+
+
 def as_view(model: View | nn.Module | str) -> View:
     """A view from whatever names or holds a model."""
     if isinstance(model, View):
@@ -146,6 +155,7 @@ class LoadRequest:
     pool: str | None
     pretrained: bool | None
     num_classes: int | None
+    embedding: bool
     img_size: int | tuple[int, int] | None
     view_args: dict[str, Any]  # labels, output, prompts, features, black_box
     model_args: dict[str, Any]
@@ -185,6 +195,10 @@ class LoadRequest:
             if self.num_classes is not None:
                 raise VitrailError("num_classes= contradicts head= and pool=: the head has its own number of classes.")
             return 0
+        if self.embedding:
+            if self.num_classes is not None or self.head is not None:
+                raise VitrailError("embedding= leaves the head out: leave num_classes= and head= out too.")
+            return None if is_projecting(self.name) else 0
         return _classes_in(state) if self.num_classes is None and state is not None else self.num_classes
 
     def spec(self) -> dict[str, Any]:
@@ -201,6 +215,7 @@ class LoadRequest:
             "pool": self.pool,
             "pretrained": self.pretrained,
             "num_classes": self.num_classes,
+            "embedding": self.embedding or None,
             "img_size": self.img_size,
             "labels": labels,
             "output": self.view_args["output"],
@@ -249,7 +264,8 @@ def _load_timm(request: LoadRequest) -> View:
     if not timm.is_model(name) or ("." in name and name not in tags(name)):
         raise _unknown_name(name)
     num_classes = request.classes(state)
-    _check_has_head(name, num_classes)
+    if not request.embedding:
+        _check_has_head(name, num_classes)
     sizes = {"num_classes": num_classes, "img_size": request.img_size}
     arguments = {**{key: value for key, value in sizes.items() if value is not None}, **request.model_args}
     wants_weights = request.wants_weights
@@ -318,7 +334,7 @@ def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: 
         return
     config = getattr(module, "pretrained_cfg", None) or {}
     trained, num_classes = config.get("num_classes"), getattr(module, "num_classes", None)
-    if trained is not None and trained != num_classes and request.pool is None:
+    if trained is not None and trained != num_classes and request.pool is None and not request.embedding:
         warnings.warn(
             f"{request.name} has a random head: {num_classes} classes, its weights have {trained}.", stacklevel=5
         )
@@ -337,6 +353,8 @@ def _load_huggingface(request: LoadRequest) -> View:
     arguments = dict(request.model_args)
     if arguments.pop("trust_remote_code", False):
         raise _remote_code(name)
+    if request.embedding:
+        raise VitrailError(f"{name} is loaded as it was saved: embedding= is for timm models.")
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None
@@ -350,7 +368,7 @@ def _load_huggingface(request: LoadRequest) -> View:
     if reads_texts:
         prompts_of(module, request.view_args["prompts"])
         module.to(torch.promote_types(request.dtype, torch.float32))  # embeddings of texts are not rounded to half
-    _check_complete(name, module, info, request.pool)
+    _check_complete(name, module, info, request.pool or huggingface.own_pool(module))
     processor = None
     if not is_local or _has_any(source, PROCESSOR_FILES):
         read = AutoImageProcessor.from_pretrained
@@ -375,6 +393,8 @@ def _huggingface_loader(request: LoadRequest, source: str, is_local: bool) -> An
     huggingface.check_class(kind)
     if kind == huggingface.DETECTOR:
         return transformers.AutoModelForObjectDetection
+    if kind in huggingface.BACKBONES:
+        return transformers.AutoModel
     if kind in huggingface.SEGMENTERS:
         return transformers.AutoModelForUniversalSegmentation
     return transformers.AutoModelForImageClassification
@@ -525,5 +545,6 @@ def _check_has_head(name: str, num_classes: int | None) -> None:
     alternatives = ", ".join(with_head(name)[:6]) or "none in timm"
     raise VitrailError(
         f"{name} is a backbone: its default weights have no classes. Weights with a head: {alternatives}. Or bring "
-        f"your own head: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE."
+        f"your own head: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE. To compare "
+        "images by its embeddings: embedding=True, or vitrail similar."
     )

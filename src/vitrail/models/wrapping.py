@@ -77,9 +77,11 @@ def wrap(
         fit: "squash", "crop" or "pad", likewise; another fit scales to the input size exactly.
         crop_pct: the image is scaled to the input size divided by this, likewise.
         interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
-        head: a head for a backbone without one: a linear layer, or several with activations between them.
-        pool: with ``head``: "token", "avg", "map" (attention pool), "pooler" (Hugging Face's ``pooler_output``), or
-            "patches" for a segmentation head, which reads every patch; 1 × 1 convolutions serve as linear layers.
+        head: a head for a backbone without one: a linear layer, or several with activations between them. None = the
+            view of a backbone without a head has its embedding as output, and no classes.
+        pool: what ``head`` or the embedding reads: "token", "avg", "map" (attention pool), "pooler" (Hugging Face's
+            ``pooler_output``), or "patches" for a segmentation head, which reads every patch; 1 × 1 convolutions serve
+            as linear layers.
         output: "softmax" or "sigmoid"; None = read from the model.
         img_size: input size, for networks that take several; None = the processor's, or the model's own.
         processor: the Hugging Face image processor, if available.
@@ -115,6 +117,8 @@ def wrap(
     view.preprocessing = view.preprocessing.changed(
         fit=fit, mean=mean, std=std, crop_pct=crop_pct, interpolation=interpolation
     )
+    if head is None and view.head is not None:  # of a backbone without one
+        head, pool = view.head, pool or _own_pool(inner)
     if head is not None:
         check_tensors(head)
         _check_kind(inner, head)
@@ -192,6 +196,9 @@ def outline(
         module = _compared_with(module, texts, tokenizer, labels, head)
     elif tokenizer is not None:
         raise VitrailError("tokenizer= goes with prompts=, the texts that it reads.")
+    is_embedding = False
+    if head is None and texts is None and features is None and not black_box:
+        head, pool, is_embedding = _embedding_head(module, pool)
     _check_pool(head, pool)
     names = (features,) if isinstance(features, str) else None if features is None else tuple(features)
     view: View
@@ -210,12 +217,45 @@ def outline(
                 raise
             view = _black_box(module, name, img_size, processor, names, head)
             view.note = f"{error} {view.note}"
-    if texts is None:
+    if texts is None and not is_embedding:
         view.labels = _labels(view, labels)
-    view.output = output or _output(view)
-    if view.output not in ("softmax", "sigmoid"):
-        raise VitrailError(f'output must be "softmax" or "sigmoid", but got {output!r}.')
+    _check_output(view, output, labels, is_embedding)
+    view.is_embedding, view.output = is_embedding, "score" if is_embedding else output or _output(view)
     return view
+
+
+def _check_output(view: View, output: Output | None, labels: Any, is_embedding: bool) -> None:
+    if output not in (None, "softmax", "sigmoid"):
+        raise VitrailError(f'output must be "softmax" or "sigmoid", but got {output!r}.')
+    if is_embedding and (output is not None or labels is not None):
+        raise VitrailError(f"{view.name} has no classes, which labels= and output= are about: give head= and pool=.")
+
+
+def _embedding_head(module: Any, pool: str | None) -> tuple[nn.Module | None, str | None, bool]:
+    """The head and the pooling of a module that came without one, and whether its outputs are an embedding."""
+    own_pool = _own_pool(module)
+    if own_pool is None:
+        return None, pool, timm.is_projecting(module)
+    if pool == "patches":
+        raise VitrailError('pool="patches" is for a head that reads every patch: give head= too.')
+    return _identity(module), pool or own_pool, True
+
+
+def _own_pool(module: Any) -> str | None:
+    """How a plain ViT without a head pools its tokens; None for any other network."""
+    for adapter, is_own in LIBRARIES:
+        if is_own(module) and type(module).__name__ in adapter.NETWORKS:
+            pool: str | None = adapter.own_pool(module)
+            return pool
+    return None
+
+
+def _identity(module: Any) -> nn.Linear:
+    """The head of a backbone that has none: its outputs are the channels of the embedding."""
+    width, like = _adapter(module).width(module), next(module.parameters())
+    head = nn.utils.skip_init(nn.Linear, width, width, bias=False, device=like.device, dtype=like.dtype)
+    nn.init.eye_(head.weight)
+    return head.requires_grad_(False)
 
 
 def _seen_through(
