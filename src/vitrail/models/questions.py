@@ -80,7 +80,7 @@ def compared(view: View, embeddings: Mapping[str, Sequence[float]], measure: Mea
 
 def within(view: View, weights: Sequence[float]) -> ViT:
     """A view whose logits are those of a region, a mean over its outputs by their ``weights``."""
-    view, grid = _segmenting(view)
+    view, grid = segmenting(view)
     if len(weights) != math.prod(grid):
         raise VitrailError(f"the region is one of {len(weights)} outputs, but {view.name} has {math.prod(grid)}.")
     head = partial(_region_head, weights=torch.tensor(list(weights), dtype=torch.float64))
@@ -90,10 +90,10 @@ def within(view: View, weights: Sequence[float]) -> ViT:
 
 def in_mask(view: View, mask: Tensor) -> ViT:
     """A view whose logits are those of the pixels of a ``mask`` (H, W) of the model input."""
-    return within(view, patch_weights(mask, _segmenting(view)[1]).tolist())
+    return within(view, patch_weights(mask, segmenting(view)[1]).tolist())
 
 
-def _segmenting(view: View) -> tuple[ViT, tuple[int, int]]:
+def segmenting(view: View) -> tuple[ViT, tuple[int, int]]:
     """The view and the (rows, columns) of its outputs, or an error if it has no output per patch."""
     head = view.architecture().head if isinstance(view, ViT) else None
     if not isinstance(view, ViT) or head is None or head.pool not in ("patches", "queries"):
