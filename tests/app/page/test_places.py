@@ -68,7 +68,7 @@ def test_a_segment_is_clicked(visit_placing: Visit) -> None:
     explained(page, "eomt")
     choose(page, "region")
     explained(page, "region=")
-    segments, (rows, columns) = page_state(page, "state.prediction.segments"), page_state(page, "state.prediction.cells")
+    segments, (rows, columns) = page_state(page, "[state.prediction.segments, state.prediction.cells]")
     page.wait_for_selector("#places [aria-pressed=true]")
     cell = segments[1]["cells"][0]
     left, top, right, bottom = page_state(page, "state.prediction.box")

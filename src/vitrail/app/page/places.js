@@ -62,7 +62,7 @@ function show() {
 
 function button(place) {
   const size = state.prediction.cells?.reduce((a, b) => a * b);
-  const share = percent("query" in place ? place.probability : place.cells.length / size);
-  const text = "query" in place ? `${label(place.target, place.label)} ${share}` : `${label(place.target, place.label)}, ${share} of the image`;
-  return element("button", { type: "button", "aria-pressed": String(isChosen(place)), onclick: () => choose(place) }, text);
+  const isBox = "query" in place, share = percent(isBox ? place.probability : place.cells.length / size);
+  const title = `${isBox ? `Box ${place.query}` : "Segment"}: ${share} ${isBox ? "sure" : "of the image"}`;
+  return element("button", { type: "button", title, "aria-pressed": String(isChosen(place)), onclick: () => choose(place) }, `${label(place.target, place.label)} ${share}`);
 }

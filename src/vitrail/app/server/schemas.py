@@ -126,8 +126,8 @@ class QuestionForm(Form):
     )
     region: Patches | None = Field(
         None,
-        description="The target is that of a region of a segmentation: a JSON list of cells, such as those of a segment "
-        "that /api/predict lists.",
+        description="The target is that of a region of a segmentation: a JSON list of cells, such as those of a "
+        "segment that /api/predict lists.",
     )
     other: UploadFile | None = Field(
         None, description="Instead of a class, the similarity to this image file, by the embeddings of both."
@@ -294,8 +294,8 @@ class SegmentRow(BaseModel):
 class Prediction(BaseModel):
     """The most probable classes; in ``asked`` the target and what it is opposed to, where the form names them.
 
-    ``boxes`` of a detector, the surest first; ``segments`` of a segmentation model, the largest first, on a class map of
-    ``cells`` rows and columns.
+    ``boxes`` of a detector, the surest first; ``segments`` of a segmentation model, the largest first, on a class map
+    of ``cells`` rows and columns.
     """
 
     picture: Sha256
