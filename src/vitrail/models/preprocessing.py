@@ -26,6 +26,7 @@ Arithmetic: TypeAlias = Literal["torchvision", "hf_pil", "hf_torchvision", "hf_t
 
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 _MAX_RESIZED_PIXELS = 64_000_000
 _TINY = 8  # pixels of an edge below which nothing is recognisable
@@ -156,6 +157,18 @@ class Preprocess:
             interpolation=cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
             fit="squash" if exact else "crop" if config.get("do_split_image") else "border",
             arithmetic=_huggingface_arithmetic(processor),
+        )
+
+    @classmethod
+    def from_open_clip(cls, config: Mapping[str, Any], size: tuple[int, int]) -> "Preprocess":
+        """Reads the ``preprocess_cfg`` of the image tower of an open_clip model; what it leaves out is as for CLIP."""
+        fit = {"shortest": "crop", "longest": "border", "squash": "squash"}[config.get("resize_mode") or "shortest"]
+        return cls(
+            size=size,
+            mean=_triple(config.get("mean") or CLIP_MEAN),
+            std=_triple(config.get("std") or CLIP_STD),
+            interpolation=cast(Interpolation, config.get("interpolation") or "bicubic"),
+            fit=cast(Fit, fit),
         )
 
     @classmethod

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import clip, detection, huggingface, segmentation, timm, torchvision, zero_shot
+from vitrail.models import clip, detection, huggingface, open_clip, segmentation, timm, torchvision, zero_shot
 from vitrail.models.agreement import check_logits, check_tensors
 from vitrail.models.black_box import BlackBox, as_logits
 from vitrail.models.captions import CaptionModel
@@ -21,7 +21,7 @@ from vitrail.models.clone import evaluation_clone
 from vitrail.models.detection import Detector
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
 from vitrail.models.labels import imagenet_labels, read_labels
-from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit, Preprocess
+from vitrail.models.preprocessing import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Fit, Preprocess
 from vitrail.models.translation import OpaqueError, class_name, refuse
 from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
@@ -34,7 +34,6 @@ LIBRARIES = (
 )
 POOLS = ("token", "avg", "map", "pooler", "patches")
 HALF = (0.5, 0.5, 0.5)
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Colour statistics of the published Hugging Face checkpoints, for modules without a processor.
 HUGGINGFACE_COLOURS = {
     "vit": (HALF, HALF),
@@ -322,7 +321,8 @@ def prompts_of(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | N
     kind = type(module).__name__
     if prompts is not None and not zero_shot.is_zero_shot(module):
         raise VitrailError(
-            f"prompts= is for {', '.join(clip.MODELS)} of Hugging Face, which read texts, but got {kind}."
+            f"prompts= is for {', '.join(clip.MODELS)} of Hugging Face and CLIP of open_clip, which read texts, but "
+            f"got {kind}."
         )
     if prompts is None and zero_shot.is_zero_shot(module):
         raise VitrailError(
@@ -409,7 +409,8 @@ def _adapter(module: nn.Module) -> ModuleType:
 
 def _is_of_zoo(module: nn.Module) -> bool:
     """Whether the module comes from a library of models."""
-    return isinstance(module, CaptionModel) or any(is_own(module) for _, is_own in LIBRARIES)
+    is_known = isinstance(module, CaptionModel) or open_clip.is_open_clip(module)
+    return is_known or any(is_own(module) for _, is_own in LIBRARIES)
 
 
 def _is_seen_through(module: nn.Module) -> bool:
@@ -522,6 +523,8 @@ def _preprocess(
 
         config = {**resolve_model_data_config(module), "input_size": (3, *size)}
         return Preprocess.from_timm(config)
+    if open_clip.is_open_clip(module):
+        return Preprocess.from_open_clip(getattr(module.visual, "preprocess_cfg", {}), size)
     if huggingface.is_huggingface(module):
         kind = module.config.model_type
         colours = HUGGINGFACE_COLOURS.get(kind, (IMAGENET_MEAN, IMAGENET_STD))
