@@ -139,9 +139,9 @@ def posed(view: View, request: Request) -> tuple[View, Request]:
         if other is not None:
             target = Similarity(other.image, fields.get("measure", "cosine"))
         elif fields.get("box") is not None:
-            target = Box(fields["box"], target)
+            target = Box(fields["box"], fields.get("target"))
         elif region is not None:
-            target = Region(mask_of(view, region), target)
+            target = Region(mask_of(view, region), fields.get("target"))
         with own_modes():
             answer = Posed(*pose(view, target, against, lambda source: see(view, source).pixels, list))
         if answer.view is view:
