@@ -30,6 +30,7 @@ from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.files import save_atomically
 from vitrail.models.view import View
+from vitrail.plugins import plugin_versions
 from vitrail.version import __version__
 
 if TYPE_CHECKING:
@@ -160,8 +161,9 @@ class Store:
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
         """Records the plan and the environment (see ``environment``)."""
         plan.write(self.folder / "plan.toml")
-        preprocessing = {**self.environment().get("preprocessing", {}), **about.get("preprocessing", {})}
-        text = json.dumps({**about, "preprocessing": preprocessing}, indent=1).encode()
+        before = self.environment()
+        by_model = {part: {**before.get(part, {}), **about.get(part, {})} for part in ("preprocessing", "commits")}
+        text = json.dumps({**about, **by_model}, indent=1).encode()
         save_atomically(self.folder / "environment.json", lambda file: file.write(text))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -338,7 +340,7 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 
 def environment(view: View) -> dict[str, Any]:
-    """Versions, device, git state, and the preprocessing of the model."""
+    """Versions, also of plugins, device, git state, preprocessing of the model and its commit on the hub."""
     versions = {}
     for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -348,11 +350,13 @@ def environment(view: View) -> dict[str, Any]:
         "vitrail": __version__,
         "python": platform.python_version(),
         "versions": versions,
+        "plugins": plugin_versions(),
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "platform": platform.platform(),
         "git": _git(),
         "started": datetime.now(UTC).isoformat(),
         "preprocessing": {view.name: view.preprocessing.to_dict()},
+        "commits": {} if view.commit is None else {view.name: view.commit},
     }
 
 
