@@ -75,11 +75,14 @@ BACKBONES: dict[str, tuple[Any, Any]] = {
 }
 
 
+QUICK = ("timm dinov2", "timm clip", "torchvision", "hf vit", "hf siglip")
+
+
 def images(count: int = 2) -> Tensor:
     return torch.randn(count, 3, 32, 32, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.full) for n in BACKBONES])
 def test_the_output_is_the_embedding_of_the_module(name: str) -> None:
     make, own = BACKBONES[name]
     module, pixels = make(), images()
@@ -194,6 +197,10 @@ def test_the_head_is_left_out_on_request() -> None:
     for options in ({"num_classes": 3}, {"head": "h.safetensors", "checkpoint": "w.safetensors"}):
         with pytest.raises(VitrailError, match=r"leaves the head out|no checkpoint file"):
             vitrail.load("vit_base_patch16_224", pretrained=False, embedding=True, **options)
+
+    for name in ("torchvision:vit_b_16", "hf:google/vit-base-patch16-224"):
+        with pytest.raises(VitrailError, match="embedding= is for timm models"):
+            vitrail.load(name, embedding=True)
 
 
 @pytest.mark.parametrize("name", ["hf vit", "hf dinov2"])

@@ -197,13 +197,13 @@ def test_windows_of_a_semantic_segmenter_are_one_in_the_middle(tmp_path: Path) -
     [
         ("decompx.skipplus", {}),
         ("tis", {"masks": 16}),
-        ("rise", {"masks": 8}),
-        ("attn_lrp", {}),
-        ("alti", {}),
-        ("vtranm", {}),
-        ("gen_att", {}),
-        ("raw_attention", {}),
-        ("full_grad", {}),
+        pytest.param("rise", {"masks": 8}, marks=pytest.mark.full),
+        pytest.param("attn_lrp", {}, marks=pytest.mark.full),
+        pytest.param("alti", {}, marks=pytest.mark.full),
+        pytest.param("vtranm", {}, marks=pytest.mark.full),
+        pytest.param("gen_att", {}, marks=pytest.mark.full),
+        pytest.param("raw_attention", {}, marks=pytest.mark.full),
+        pytest.param("full_grad", {}, marks=pytest.mark.full),
     ],
 )
 def test_methods_explain_regions(method: str, params: dict[str, Any]) -> None:
@@ -223,7 +223,8 @@ def test_without_a_region_the_question_is_the_whole_image() -> None:
     made = vitrail.explain(vitrail.wrap(module), pixels[0], "decompx")
     expected = own(module, pixels)[0]
     assert (made.target, made.probability) == (int(expected.argmax()), pytest.approx(float(expected.softmax(0).max())))
-    tokens = module(images(2)).last_hidden_state[:, PREFIX:].mean(1)
+    with torch.no_grad():
+        tokens = module(images(2)).last_hidden_state[:, PREFIX:].mean(1)
     alike = vitrail.similar(vitrail.wrap(module), *images(2))
     assert alike.score == pytest.approx(float(torch.cosine_similarity(*tokens, dim=0)), abs=1e-6)
 

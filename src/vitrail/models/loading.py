@@ -147,11 +147,8 @@ def load(
 
 def load_embedder(name: str | None, **options: Any) -> View:
     """As ``load``; a timm name without classes is loaded as the embedding that it is."""
-    is_bare = (
-        name is not None
-        and is_backbone(split_revision(name)[0])
-        and not options.keys() & {"checkpoint", "head", "num_classes"}
-    )
+    has_head = not {"checkpoint", "head", "num_classes"}.isdisjoint(options)
+    is_bare = name is not None and not has_head and is_backbone(split_revision(name)[0])
     return load(name, embedding=True, **options) if is_bare else load(name, **options)
 
 
@@ -178,6 +175,10 @@ class LoadRequest:
     model_args: dict[str, Any]
     device: torch.device
     dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.embedding and self.name.startswith(("hf:", "torchvision:")):
+            raise VitrailError(f"{self.name} is loaded with the head that it has: embedding= is for timm models.")
 
     def view(self, module: nn.Module, **options: Any) -> View:
         """The module as a view; on the meta device there is nothing to run."""
@@ -411,8 +412,6 @@ def _load_huggingface(request: LoadRequest) -> View:
     arguments = dict(request.model_args)
     if arguments.pop("trust_remote_code", False):
         raise _remote_code(name)
-    if request.embedding:
-        raise VitrailError(f"{name} is loaded as it was saved: embedding= is for timm models.")
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None

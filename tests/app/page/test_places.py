@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.app.pages import Visit, explained, page_state
 from tests.app.serving import SAMPLES
 
@@ -63,6 +64,7 @@ def test_a_box_is_clicked(visit_placing: Visit) -> None:
     assert page_state(page, "state.removed.size") == 0
 
 
+@pytest.mark.full
 def test_a_segment_is_clicked(visit_placing: Visit) -> None:
     page = named(visit_placing("#sample=star-and-heart"), "eomt")
     explained(page, "eomt")
@@ -89,6 +91,7 @@ def test_a_segment_is_clicked(visit_placing: Visit) -> None:
     page.wait_for_function("() => !location.hash.includes('region=')")
 
 
+@pytest.mark.full
 def test_a_model_without_classes_waits_for_a_second_picture(visit_placing: Visit) -> None:
     page = named(visit_placing(""), "dinov2")
     page.wait_for_selector("#samples button, #start button")
