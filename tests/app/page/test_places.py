@@ -12,6 +12,7 @@ from tests.app.serving import SAMPLES
 import vitrail
 from vitrail.targets import Box, Region
 
+pytestmark = pytest.mark.full
 STAR = SAMPLES / "star-and-heart.png"
 
 
@@ -64,7 +65,6 @@ def test_a_box_is_clicked(visit_placing: Visit) -> None:
     assert page_state(page, "state.removed.size") == 0
 
 
-@pytest.mark.full
 def test_a_segment_is_clicked(visit_placing: Visit) -> None:
     page = named(visit_placing("#sample=star-and-heart"), "eomt")
     explained(page, "eomt")
@@ -91,7 +91,6 @@ def test_a_segment_is_clicked(visit_placing: Visit) -> None:
     page.wait_for_function("() => !location.hash.includes('region=')")
 
 
-@pytest.mark.full
 def test_a_model_without_classes_waits_for_a_second_picture(visit_placing: Visit) -> None:
     page = named(visit_placing(""), "dinov2")
     page.wait_for_selector("#samples button, #start button")
