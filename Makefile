@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PEERS := .venv/.installed-peers
 
 # A photograph that the embedded model recognises: a cup of espresso.
 PHOTO := src/vitrail/data/samples/coffee.jpg
@@ -8,7 +9,7 @@ PHOTO := src/vitrail/data/samples/coffee.jpg
 # Byte code is kept: collecting tests and starting processes would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint docs browser clean
+.PHONY: demo test test-all lint docs notebooks browser wheel audit-dependencies clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -16,6 +17,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $(STAMP)
+
+# The libraries that vitrail is tested together with; half a gigabyte.
+$(PEERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[peers]"
+	touch $(PEERS)
 
 demo: $(STAMP)
 	$(BIN)/vitrail explain $(PHOTO) --out vitrail-out
@@ -27,8 +33,9 @@ demo: $(STAMP)
 test: lint browser
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
-test-all: lint browser
+# With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs, and
+# inside the libraries of the extra `peers`.
+test-all: lint browser $(PEERS)
 	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n auto --dist worksteal -m ""
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.
@@ -47,6 +54,20 @@ lint: $(STAMP)
 # The site needs nothing from elsewhere: look at it with `python3 -m http.server --directory site`.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The notebooks of examples/ from its scripts, executed.
+notebooks: $(PEERS)
+	$(BIN)/python tools/notebooks.py
+
+# Wheel and sdist into dist/; the same to the byte wherever and whenever they are built with the same hatchling.
+wheel: $(STAMP)
+	$(BIN)/python -m build --no-isolation
+
+# Known vulnerabilities of the installed packages and of our own code; asks an advisory service, so it needs a network.
+audit-dependencies: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[audit]"
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
+	$(BIN)/pip-audit --local --skip-editable
 
 clean:
 	rm -rf .venv dist build site vitrail-out

@@ -52,6 +52,7 @@ SMALL = {"embed_dim": 48, "num_heads": 3}  # stands in for any ViT larger than "
 BLOCKS = 4  # of the embedded models, where a page does not depend on what they recognise
 RECOGNISING = {"docs/quickstart.md", "docs/methods/masks.md"}  # the explainer of scenes is that of the whole model
 STEPS = 4  # at most, of a curve
+PEERS = ("quantus", "pytorch_grad_cam", "shapiq")  # of the extra `peers`, which `make test-all` installs
 # Commands with these are parsed, not run.
 EXPENSIVE = (
     "--score",
@@ -210,14 +211,20 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
         return (module, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else module
 
     def config(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {
-            "architectures": ["YolosForObjectDetection"] if "yolos" in source else ["ViTForImageClassification"]
-        }, {}
+        kinds = {"yolos": "YolosForObjectDetection", "eomt": "EomtForUniversalSegmentation"}
+        kind = next((kind for name, kind in kinds.items() if name in source), "ViTForImageClassification")
+        return {"architectures": [kind]}, {}
 
     def detector(source: str, output_loading_info: bool, **_: Any) -> Any:
         return families.yolos(dtype=torch.float32), {"missing_keys": [], "mismatched_keys": []}
 
+    def segmenter(source: str, output_loading_info: bool, **_: Any) -> Any:
+        names = {i: ["sofa", "bed", "cup", "car", "cow"][i] for i in range(5)}
+        return families.eomt(dtype=torch.float32, id2label=names), {"missing_keys": [], "mismatched_keys": []}
+
     def processor(source: str, **_: Any) -> Any:
+        if "eomt" in source:
+            return transformers.EomtImageProcessor(do_split_image=True)
         if "yolos" in source:
             return transformers.YolosImageProcessor()
         if "clip" not in source:
@@ -226,6 +233,7 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", config)
     monkeypatch.setattr(transformers.AutoModelForObjectDetection, "from_pretrained", detector)
+    monkeypatch.setattr(transformers.AutoModelForUniversalSegmentation, "from_pretrained", segmenter)
     monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", model)
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", zero_shot)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda source, **_: families.tokenizer())
@@ -259,13 +267,34 @@ def run(block: Block, module: types.ModuleType) -> None:
     exec(compile(code, str(block.page), "exec"), module.__dict__)
 
 
+def imports_peers(block: Block) -> bool:
+    return re.search(rf"^(?:import|from) (?:{'|'.join(PEERS)})\b", block.code, re.MULTILINE) is not None
+
+
 @pytest.mark.parametrize("page", [page for page in having("python") if page != WEB], ids=name_of)
 @pytest.mark.usefixtures("folder", "registered", "as_served")
 @pytest.mark.filterwarnings("ignore")
 def test_python_runs(page: Path, module: types.ModuleType) -> None:
     for block in blocks(page):
-        if block.language == "python":
+        if block.language == "python" and not imports_peers(block):
             run(block, module)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", [DOCS / "coming_from.md"], ids=name_of)
+@pytest.mark.usefixtures("folder", "registered")
+@pytest.mark.filterwarnings("ignore")
+def test_python_runs_inside_other_libraries(page: Path, module: types.ModuleType) -> None:
+    for peer in PEERS:
+        pytest.importorskip(peer)
+    python = [block for block in blocks(page) if block.language == "python"]
+    assert sum(map(imports_peers, python)) == len(PEERS)
+    for block in python:
+        run(block, module)
+
+
+def test_only_one_page_needs_other_libraries() -> None:
+    assert [page.name for page in PAGES if any(map(imports_peers, blocks(page)))] == ["coming_from.md"]
 
 
 @pytest.mark.usefixtures("folder")

@@ -30,6 +30,7 @@ from vitrail.bench.plan import Plan
 from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
+from vitrail.plugins import plugin_versions
 from vitrail.version import __version__
 
 if TYPE_CHECKING:
@@ -135,8 +136,9 @@ class Store:
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
         """Records the plan and the environment (see ``environment``)."""
         self.files.write(PLAN, plan.content())
-        preprocessing = {**self.environment().get("preprocessing", {}), **about.get("preprocessing", {})}
-        self.files.write(ENVIRONMENT, json.dumps({**about, "preprocessing": preprocessing}, indent=1).encode())
+        before = self.environment()
+        by_model = {part: {**before.get(part, {}), **about.get(part, {})} for part in ("preprocessing", "commits")}
+        self.files.write(ENVIRONMENT, json.dumps({**about, **by_model}, indent=1).encode())
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes a part, all of its rows or none."""
@@ -320,7 +322,7 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 
 def environment(view: View) -> dict[str, Any]:
-    """Versions, device, git state, and the preprocessing of the model."""
+    """Versions, also of plugins, device, git state, preprocessing of the model and its commit on the hub."""
     versions = {}
     for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -330,11 +332,13 @@ def environment(view: View) -> dict[str, Any]:
         "vitrail": __version__,
         "python": platform.python_version(),
         "versions": versions,
+        "plugins": plugin_versions(),
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "platform": platform.platform(),
         "git": _git(),
         "started": datetime.now(UTC).isoformat(),
         "preprocessing": {view.name: view.preprocessing.to_dict()},
+        "commits": {} if view.commit is None else {view.name: view.commit},
     }
 
 

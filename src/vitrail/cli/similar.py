@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from rich.markup import escape
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
 from vitrail.cli.explain import print_model
-from vitrail.cli.outputs import file_stems
+from vitrail.cli.outputs import file_stems, print_json
 from vitrail.cli.sources import find_sources
 from vitrail.errors import VitrailError
 from vitrail.show.look import Look
@@ -53,13 +52,13 @@ def similar(
     if len(sources) != 2:
         raise VitrailError("similar takes two image files, not folders.")
 
-    from vitrail.models.loading import load
+    from vitrail.models.loading import load_embedder
     from vitrail.plugins import load_plugins
     from vitrail.similarity import similar as explain_similarity
 
     load_plugins(plugin or [])
     console = Console(stderr=as_json, highlight=False)
-    view = load(model, device=device, dtype=dtype, **load_options)
+    view = load_embedder(model, device=device, dtype=dtype, **load_options)
     print_model(console, view)
     paths = [source.path for source in sources]
     params |= parse_parameters(param or [])
@@ -69,4 +68,4 @@ def similar(
     picture = images.save(stem.with_name(stem.name + ".png"), look=look)
     console.print(f"{measure} [bold]{images.score:.3f}[/] → [bold]{escape(str(picture))}[/]", soft_wrap=True)
     if as_json:
-        print(json.dumps({"score": images.score, "picture": str(picture), **images.to_dict()}, default=str))  # noqa: T201
+        print_json({"score": images.score, "picture": picture, **images.to_dict()})
