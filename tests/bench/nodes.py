@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -78,10 +79,17 @@ def _listens(address: str) -> bool:
         return client.connect_ex((host, int(port))) == 0
 
 
+def with_token() -> dict[str, str]:
+    """The environment with a token of its own for Ray, whether or not this account has one already."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    return {**others, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
 class Nodes:
-    """A head without CPUs, and nodes that are added and killed."""
+    """A head without CPUs, and nodes that are added and killed; drivers need their ``environment``."""
 
     def __init__(self, folder: Path) -> None:
+        self.environment = with_token()
         self.folder, self.processes = folder, list[subprocess.Popen[bytes]]()
         self.address, self.client = f"127.0.0.1:{free_port()}", f"ray://127.0.0.1:{free_port()}"
         self._start(
@@ -106,13 +114,14 @@ class Nodes:
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         command = [
-            str(Path(sys.executable).with_name("ray")), "start", "--block",
+            sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block",
             "--object-store-memory", str(MEMORY), "--disable-usage-stats", *arguments,
         ]  # fmt: skip
         log = self.folder / f"node-{len(self.processes)}.log"
         with log.open("wb") as file:
             node = subprocess.Popen(
                 command,
+                env=self.environment,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,

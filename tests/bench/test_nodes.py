@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,16 +17,15 @@ from tests.bench.nodes import LIMIT, Nodes, gated_method, ray_nodes, wait_until
 from tests.bench.plans import same, table
 from tests.bench.test_faults import raw_keys
 
-from vitrail.bench import cluster
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.run import Step, load_model, run
+from vitrail.bench.run import run
 from vitrail.bench.store import Store
-from vitrail.models.view import View
 from vitrail.plugins import load_plugins
 
-ray = pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
+pytest.importorskip("ray", reason="Ray is not installed (extra cluster)")
 pytestmark = pytest.mark.full
 
+ROOT = Path(__file__).parents[2]
 PLAN = Plan([ModelSpec("scenes", {"device": "cpu"})], "scenes:16@3", ["gen_att", "random"],
             ["sparseness", "insertion(steps=8)"], images=24, target="label", deterministic=True)  # fmt: skip
 
@@ -58,10 +58,6 @@ def assert_equal_runs(folder: Path, alone: Path) -> None:
     assert Store(folder).maps().keys() == Store(alone).maps().keys()
 
 
-def cpus() -> float:
-    return ray.cluster_resources().get("CPU", 0.0)
-
-
 def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Nodes, tmp_path: Path) -> None:
     """The first driver is a client from outside, the second one belongs to the cluster."""
     plugin, shut = gated_method(tmp_path, free=31)
@@ -72,7 +68,10 @@ def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Node
     program = [sys.executable, "-c", "from vitrail.cli.program import main; main()", "bench"]
     words = [str(tmp_path / "plan.toml"), "--plugin", str(plugin), "--out", str(run_folder), "--workers", "2"]
     with subprocess.Popen(
-        [*program, *words, "--cluster", nodes.client], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [*program, *words, "--cluster", nodes.client],
+        env=nodes.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as driver:
         try:
             wait_until(lambda: driver.poll() is not None or len(raw_keys(run_folder)) > 0, "the first rows")
@@ -84,12 +83,17 @@ def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Node
     assert 0 < len(stored) < 48 * 4, "it was killed in the middle"
 
     second = subprocess.run(
-        [*program, *words, "--cluster", nodes.address], capture_output=True, text=True, timeout=2 * LIMIT, check=False
+        [*program, *words, "--cluster", nodes.address],
+        env=nodes.environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT,
+        check=False,
     )
     assert second.returncode == 0, second.stdout + second.stderr
     watched = subprocess.run(
         [*program, "--watch", str(run_folder), "--cluster", nodes.client],
-        capture_output=True, text=True, timeout=LIMIT, check=False,
+        env=nodes.environment, capture_output=True, text=True, timeout=LIMIT, check=False,
     )  # fmt: skip
     assert watched.returncode == 0, watched.stdout + watched.stderr
     assert "48/48 images" in watched.stdout
@@ -98,57 +102,35 @@ def test_the_driver_is_killed_and_another_goes_on_and_anyone_watches(nodes: Node
     assert_equal_runs(run_folder, single_machine(plan, tmp_path / "alone"))
 
 
-def test_a_machine_is_killed_and_another_joins(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "SHARD", 2)
-    plugin, shut = gated_method(tmp_path)
-    loads = tmp_path / "loads"
-    loads.mkdir()
+def test_a_machine_is_killed_and_another_joins(nodes: Nodes, tmp_path: Path) -> None:
+    plugin, _ = gated_method(tmp_path)
     plan = replace(PLAN, methods=["tests_gated", "random"])
-    shards = list[int]()
-    pools = list[cluster.WorkerPool]()
-    start_workers = cluster.WorkerPool._start_workers
-
-    def noted_start(pool: cluster.WorkerPool, unfinished: int) -> None:
-        pools.append(pool)
-        start_workers(pool, unfinished)
-
-    monkeypatch.setattr(cluster.WorkerPool, "_start_workers", noted_start)
-    ray.init(address=nodes.address, log_to_driver=False)
-    try:
-        wait_until(lambda: cpus() == 3, "the cluster of three CPUs")
-        before = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-        def load(spec: ModelSpec) -> View:
-            import ray
-
-            context = ray.get_runtime_context()
-            (loads / f"{context.get_node_id()} {os.getpid()} {context.get_task_name()}").touch()
-            if context.get_node_id() not in before:
-                shut.unlink(missing_ok=True)  # the others have waited for the machine that joined
-            load_plugins([plugin])
-            return load_model(spec)
-
-        def kill_and_add(step: Step) -> None:
-            shards.append(sum(shard is not None for _, shard in pools[-1].busy.values()))
-            if len(shards) == 1:
-                shut.touch()
-                nodes.kill(nodes.processes[2])
-                nodes.add(1)
-                wait_until(lambda: cpus() == 2, "the loss of two CPUs and the arrival of one")
-
-        outcome = cluster.run_on_cluster(plan, tmp_path / "run", nodes.address, watch=kill_and_add, load=load)
-        (joined,) = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - before
-    finally:
-        ray.shutdown()
-    assert (outcome.images, outcome.errors) == (24, 0)
+    plan.write(tmp_path / "plan.toml")
+    command = [sys.executable, "-m", "tests.bench.driver", nodes.address, str(tmp_path)]
+    with (
+        (tmp_path / "driver.log").open("w+") as log,
+        subprocess.Popen(command, env=nodes.environment, stdout=log, stderr=log, cwd=ROOT) as driver,
+    ):
+        try:
+            wait_until(lambda: driver.poll() is not None or (tmp_path / "first").exists(), "the first shard")
+            nodes.kill(nodes.processes[2])
+            nodes.add(1)
+            (tmp_path / "changed").write_text("2")
+            driver.wait(2 * LIMIT)
+        finally:
+            driver.kill()
+        assert driver.returncode == 0, (tmp_path / "driver.log").read_text()
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert (seen["images"], seen["errors"]) == (24, 0)
     load_plugins([plugin])
     assert_equal_runs(tmp_path / "run", single_machine(plan, tmp_path / "alone"))
-    places, _, tasks = zip(*(path.name.split(" ", 2) for path in loads.iterdir()), strict=True)
-    assert joined in places, "the machine that joined has worked"
-    assert max(shards) <= 3, "never more shards than workers"
-    assert set(tasks) == {"scenes: load"}
-    measured = set((tmp_path / "tasks").read_text(encoding="utf-8").splitlines())
-    assert measured == {f"scenes: images {first}–{first + 1}" for first in range(0, 24, 2)}, "names for the dashboard"
+    places, _, loads = zip(*(path.name.split(" ", 2) for path in (tmp_path / "loads").iterdir()), strict=True)
+    assert set(seen["joined"]) & set(places), "the machine that joined has worked"
+    assert max(seen["shards"]) <= 3, "never more shards than workers"
+    assert set(loads) == {"scenes: load"}
+    tasks = (tmp_path / "tasks").read_text(encoding="utf-8").splitlines()
+    named = {f"scenes: images {first}–{first + 1}" for first in range(0, 24, 2)}
+    assert set(filter(None, tasks)) == named, "names for the dashboard"
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:

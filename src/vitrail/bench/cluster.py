@@ -255,7 +255,7 @@ def _connect(address: str) -> Any:
     try:
         for attempt in range(1, CONNECTIONS + 1):
             try:
-                ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR")
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
                 break
             except (
                 ConnectionAbortedError
