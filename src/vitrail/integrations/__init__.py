@@ -1,0 +1,6 @@
+"""Explanations where people already work: training loops, trackers of experiments, tools for data."""
+
+import lazy_loader
+
+# The public names are listed in __init__.pyi and imported at first use: no other library is needed before that.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
