@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from tests.common import noise
 from torch import nn
 
@@ -30,7 +35,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         "gradients": {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()},
         "trained": {name: parameter.requires_grad for name, parameter in module.named_parameters()},
         "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002
+        "numpy": np.random.get_state()[1].tolist(),
         "python": random.getstate(),
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
     }
@@ -49,9 +54,6 @@ def equal(before: Any, after: Any) -> bool:
 
 def events(folder: Path) -> tuple[dict[str, list[tuple[int, Any]]], dict[str, list[tuple[int, float]]]]:
     """The images and the scalars of TensorBoard's event files: (step, pixels or value) by tag."""
-    import io
-
-    from PIL import Image
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
@@ -66,19 +68,32 @@ def events(folder: Path) -> tuple[dict[str, list[tuple[int, Any]]], dict[str, li
 
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
     """The rows that an offline run logged."""
-    import json
-
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     (path,) = folder.rglob("*.wandb")
-    store = DataStore()
-    store.open_for_scan(str(path))
     rows = []
-    while (data := store.scan_data()) is not None:
+    for data in log_records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "history":
-            items = {(item.key or "/".join(item.nested_key)): item.value_json for item in record.history.item}
-            rows.append({key: json.loads(value) for key, value in items.items()})
+            row: dict[str, Any] = {}
+            for item in record.history.item:
+                *outer, last = item.nested_key or [item.key]
+                (row.setdefault(outer[0], {}) if outer else row)[last] = json.loads(item.value_json)
+            rows.append(row)
     return rows
+
+
+def log_records(content: bytes) -> Iterator[bytes]:
+    """The records of a log in LevelDB's format, as Weights & Biases writes it: parts in blocks of 32 KiB."""
+    place, parts = 7, b""  # after a header of the file
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:  # no room for another header in the block
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)  # checksum, length, whole or part
+        parts += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""

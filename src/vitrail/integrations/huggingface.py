@@ -42,7 +42,7 @@ class TrainerExplanations(PanelLog, TrainerCallback):  # type: ignore[misc]
                 f"report_to= one of {', '.join(TRACKERS)}, or TrainerExplanations(to=…)."
             )
         processor = {"processor": processing_class} if hasattr(processing_class, "image_mean") else {}
-        self.log(model, self.to, state.global_step, **processor)
+        self.record(model, self.to, state.global_step, **processor)
 
     def _destination(self, tracker: str, args: Any) -> Any:
         """What the Trainer reports to; of TensorBoard a writer of its own, since the Trainer shows its to nobody."""

@@ -40,4 +40,4 @@ class LightningExplanations(PanelLog, Callback):  # type: ignore[misc]
                 "the Trainer has no logger for pictures: give it a TensorBoardLogger, WandbLogger or MLFlowLogger, or "
                 "LightningExplanations(to=…)."
             )
-        self.log(pl_module, destinations, trainer.global_step)
+        self.record(pl_module, destinations, trainer.global_step)

@@ -119,7 +119,7 @@ class PanelLog:
         self.to = None if to is None else list(to) if isinstance(to, list | tuple) else [to]
         self.target, self.method, self.trust, self.view_options = target, method, trust, view
 
-    def log(self, module: nn.Module, destinations: Sequence[Any], step: int, **view: Any) -> Panel:
+    def record(self, module: nn.Module, destinations: Sequence[Any], step: int, **view: Any) -> Panel:
         """Explains the images by the module as it is now, and logs the panel; ``view``: further options of ``wrap``."""
         with own_modes():
             explained = wrap(self._part(module), **{**view, **self.view_options})
