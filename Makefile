@@ -29,6 +29,7 @@ test: lint browser
 
 # With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
 test-all: lint browser
+	$(BIN)/python -m pip install --quiet --editable ".[dev,peers]"
 	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n auto --dist worksteal -m ""
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+class Headers(dict[str, str]):
+    def __missing__(self, name: str) -> None:
+        return None
+
+
+def headers(package: str, read: Any = importlib.metadata.metadata) -> Headers:
+    """The metadata of a package, None for what it lacks.
+
+    FiftyOne relies on that, but once another library has imported importlib_metadata, a KeyError is raised instead.
+    """
+    return Headers({name.lower(): value for name, value in read(package).items()})
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +36,9 @@ def fiftyone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
     try:
-        library = pytest.importorskip("fiftyone")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(importlib.metadata, "metadata", headers)
+            library = pytest.importorskip("fiftyone")
         try:
             assert library.list_datasets() == []
         except AssertionError:

@@ -140,17 +140,19 @@ def test_a_data_set_is_audited_and_evaluated(labelled: Any, model: View, tmp_pat
 
 
 @pytest.mark.full
-def test_the_command_line_audits_and_exports(labelled: Any, fiftyone: Any, tmp_path: Path) -> None:
-    spec = f"fiftyone:{labelled.name}?label=ground_truth&n=2"
-    arguments = ["--no-trust", "--out", str(tmp_path / "report"), "--model", "scenes"]
-    names = tmp_path / "labels.txt"
-    names.write_text("\n".join([*LABELS, *"fghij"]), encoding="utf-8")
-    result = CliRunner().invoke(app, ["audit", spec, *arguments, "--labels", str(names)])
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "report" / "report.html").is_file()
-    image = str(tmp_path / "0.png")
-    words = ["explain", image, "--no-trust", "--out", str(tmp_path / "out"), "--export", f"fiftyone:{labelled.name}"]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    labelled.reload()
-    assert labelled[image].vitrail.map is not None
+def test_the_command_line_audits_and_exports(data_set: Any, fiftyone: Any, tmp_path: Path) -> None:
+    paths = image_files(tmp_path)
+    for path, name in zip(paths, vitrail.load("scenes").labels or (), strict=False):
+        data_set.add_sample(fiftyone.Sample(filepath=str(path), truth=fiftyone.Classification(label=name)))
+    spec = f"fiftyone:{data_set.name}?label=truth"
+    report = tmp_path / "report"
+    result = CliRunner().invoke(app, ["audit", spec, "--model", "scenes", "--no-trust", "--out", str(report)])
+    assert result.exit_code == 0, result.output or result.exception
+    assert "Accuracy" in result.output
+    assert (report / "report.html").is_file()
+    words = ["--model", "scenes", "--no-trust", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["explain", str(paths[0]), *words, "--export", f"fiftyone:{data_set.name}"])
+    assert result.exit_code == 0, result.output or result.exception
+    data_set.reload()
+    assert data_set[str(paths[0])].vitrail.map is not None
+    assert data_set[str(paths[1])].vitrail is None

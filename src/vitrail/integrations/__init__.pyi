@@ -1,4 +1,3 @@
-from .exports import export as export
 from .fiftyone import add_to_fiftyone as add_to_fiftyone
 from .huggingface import TrainerExplanations as TrainerExplanations
 from .lightning import LightningExplanations as LightningExplanations
