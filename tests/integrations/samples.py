@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,30 +24,28 @@ def headers(package: str, read: Any = importlib.metadata.metadata) -> Headers:
 
 
 @pytest.fixture(scope="session")
-def fiftyone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The library; the data sets of whoever runs the tests are not touched."""
+def fiftyone_library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """FiftyOne; the data sets of whoever runs the tests are not touched."""
     folder = tmp_path_factory.mktemp("fiftyone")
-    own = {
-        "FIFTYONE_DATABASE_DIR": str(folder),
-        "FIFTYONE_DO_NOT_TRACK": "true",
-        "FIFTYONE_SHOW_PROGRESS_BARS": "false",
-    }
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(importlib.metadata, "metadata", headers)
+    settings = {"DATABASE_DIR": str(folder), "DO_NOT_TRACK": "true", "SHOW_PROGRESS_BARS": "false"}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in settings.items():
+            patched.setenv(f"FIFTYONE_{name}", value)
+        with pytest.MonkeyPatch.context() as briefly:
+            briefly.setattr(importlib.metadata, "metadata", headers)
             library = pytest.importorskip("fiftyone")
-        try:
-            assert library.list_datasets() == []
-        except AssertionError:
-            pytest.fail(f"FiftyOne does not use {folder}")
-        except Exception as error:  # it finds no MongoDB, or none that starts
-            pytest.skip(f"FiftyOne has no database: {error}")
         yield library
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="session")
+def fiftyone(fiftyone_library: Any) -> Any:
+    """FiftyOne with a database."""
+    try:
+        names = fiftyone_library.list_datasets()
+    except Exception as error:  # it finds no MongoDB, or none that starts
+        pytest.skip(f"FiftyOne has no database: {error}")
+    assert names == [], "a database of its own is empty"
+    return fiftyone_library
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ def test_a_name_is_no_path() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("fiftyone_library")
 def test_a_heatmap_covers_the_image(model: View, photo: Any) -> None:
-    pytest.importorskip("fiftyone")
     ex = vitrail.explain(model, photo, METHOD)
     label = heatmap_label(ex)
     assert label.map.shape == (40, 64)
