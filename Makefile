@@ -8,7 +8,7 @@ PHOTO := src/vitrail/data/samples/coffee.jpg
 # Byte code is kept: collecting tests and starting processes would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint docs browser clean
+.PHONY: demo test test-all lint docs browser wheel audit-dependencies clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -48,6 +48,16 @@ lint: $(STAMP)
 # The site needs nothing from elsewhere: look at it with `python3 -m http.server --directory site`.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Wheel and sdist into dist/; the same to the byte wherever and whenever they are built with the same hatchling.
+wheel: $(STAMP)
+	$(BIN)/python -m build --no-isolation
+
+# Known vulnerabilities of the installed packages and of our own code; asks an advisory service, so it needs a network.
+audit-dependencies: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[audit]"
+	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive src
+	$(BIN)/pip-audit --local --skip-editable
 
 clean:
 	rm -rf .venv dist build site vitrail-out

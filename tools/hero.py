@@ -1,4 +1,4 @@
-"""Draws the picture at the head of the README: `python tools/hero.py` writes `docs/pictures/hero.png`.
+"""Draws the picture of two classes and five methods: `python tools/hero.py` writes `docs/pictures/hero.png`.
 
 Two photographs that scikit-image ships, both CC0 (Chelsea the cat by Stéfan van der Walt, a cup of coffee by Rachel
 Michetti), are stacked, and the embedded model `photo` is explained for both objects.

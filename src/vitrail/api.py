@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from vitrail.data.annotations import class_map, posed_class_map
 from vitrail.data.images import ImageSource, read_image
 from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite, concurrently
-from vitrail.engine.scheduler import Scheduler
+from vitrail.engine.scheduler import TARGETS_AT_ONCE, Scheduler
 from vitrail.errors import VitrailError
 from vitrail.evaluation import (
     Called,
@@ -71,6 +71,7 @@ def explain(
     method: str | None = None,
     target: TargetSpec = None,
     *,
+    targets: None = None,
     against: TargetSpec = None,
     batch_size: int | None = None,
     pairs: bool = True,
@@ -85,11 +86,42 @@ def explain(
     method: str | None = None,
     target: TargetSpec = None,
     *,
+    targets: None = None,
     against: TargetSpec = None,
     batch_size: int | None = None,
     pairs: bool = True,
     **params: Any,
 ) -> list[Explanation]: ...
+
+
+@overload
+def explain(
+    model: View | nn.Module | str,
+    image: ImageSource | Tensor,
+    method: str | None = None,
+    target: None = None,
+    *,
+    targets: Sequence[TargetSpec] | Literal["all"],
+    against: TargetSpec = None,
+    batch_size: int | None = None,
+    pairs: bool = True,
+    **params: Any,
+) -> list[Explanation]: ...
+
+
+@overload
+def explain(
+    model: View | nn.Module | str,
+    image: Sequence[ImageSource | Tensor],
+    method: str | None = None,
+    target: None = None,
+    *,
+    targets: Sequence[TargetSpec] | Literal["all"],
+    against: TargetSpec = None,
+    batch_size: int | None = None,
+    pairs: bool = True,
+    **params: Any,
+) -> list[list[Explanation]]: ...
 
 
 def explain(
@@ -98,11 +130,12 @@ def explain(
     method: str | None = None,
     target: TargetSpec = None,
     *,
+    targets: Sequence[TargetSpec] | Literal["all"] | None = None,
     against: TargetSpec = None,
     batch_size: int | None = None,
     pairs: bool = True,
     **params: Any,
-) -> Explanation | list[Explanation]:
+) -> Explanation | list[Explanation] | list[list[Explanation]]:
     """Explains the prediction of a model for an image.
 
     Args:
@@ -112,6 +145,8 @@ def explain(
         target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
             models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group
             of classes, the similarity to another image, a class in a region or of a box, any function.
+        targets: explain each image for several targets, or for "all" classes, and return a list for each image. The
+            targets share forward passes, which is cheaper than a call for each.
         against: explain the target as opposed to this class or target.
         batch_size: images per batch; None = by device.
         pairs: with "decompx" and a ``Similarity``, also split it into pairs of patches: two backward passes for each
@@ -125,40 +160,72 @@ def explain(
     sources: list[Any] = list(image) if several else [image]  # type: ignore[arg-type]
     if not sources:
         raise VitrailError("no image was given: expected at least one.")
-    if (targets := one_for_each(view, target, len(sources))) is None:
-        explanations = _explain_all(view, sources, method, target, against, batch_size, pairs, params)
-    else:
-        explanations = []
-        for source, single in zip(sources, targets, strict=True):
-            explanations += _explain_all(view, [source], method, single, against, batch_size, pairs, params)
-    return explanations if several else explanations[0]
+    if targets is None:
+        lists = _explain_question(view, sources, method, [target], against, batch_size, pairs, params)
+        return [row[0] for row in lists] if several else lists[0][0]
+    if target is not None:
+        raise VitrailError("target and targets were both given: expected one of them.")
+    if isinstance(targets, str) and targets != "all":
+        raise VitrailError(f'targets must be a list of targets or "all", but got {targets!r}.')
+    wanted: list[TargetSpec] = list(range(view.num_classes)) if isinstance(targets, str) else list(targets)
+    if not wanted:
+        raise VitrailError('targets is empty: expected at least one target, or "all".')
+    lists = _explain_question(view, sources, method, wanted, against, batch_size, pairs, params)
+    return lists if several else lists[0]
+
+
+def _explain_question(
+    view: View,
+    sources: list[Any],
+    method: str | None,
+    wanted: list[TargetSpec],
+    *options: Any,
+) -> list[list[Explanation]]:
+    """For each image the explanations of its targets, in their order."""
+    each = [one_for_each(view, target, len(sources)) for target in wanted]
+    if all(targets is None for targets in each):
+        return _explain_all(view, sources, method, wanted, *options)
+    rows: list[list[Explanation]] = []
+    for i, source in enumerate(sources):
+        single = [target if targets is None else targets[i] for target, targets in zip(wanted, each, strict=True)]
+        rows += _explain_all(view, [source], method, single, *options)
+    return rows
 
 
 def _explain_all(
     view: View,
     pictures: list[Any],
     method: str | None,
-    target: TargetSpec,
+    targets: Sequence[TargetSpec],
     against: TargetSpec,
     batch_size: int | None,
     pairs: bool,
     params: dict[str, Any],
-) -> list[Explanation]:
-    """Explains images that are asked the same question."""
+) -> list[list[Explanation]]:
+    """Explains images that are asked the same questions; those that one view answers share its passes."""
 
     def look() -> list[Seen]:
         pictures[:] = [see(view, picture) for picture in pictures]
         return pictures
 
+    rows: list[list[Any]] = [[None] * len(targets) for _ in pictures]
     with own_modes():
-        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels, look)
-        chosen = build_method(method or default_method(posed), posed, **params)
-        explanations = list(explain_each(chosen, pictures, index, rival, batch_size))
-        if pairs and isinstance(chosen, DecompX) and isinstance(target, Similarity) and rival is None:
-            other = see(view, target.other).pixels
-            for explanation, picture in zip(explanations, pictures, strict=True):
-                add_pairs(explanation, target, view, see(view, picture).pixels, other, chosen.start_layer)
-    return explanations
+        posed = [pose(view, target, against, lambda source: see(view, source).pixels, look) for target in targets]
+        for answering in {id(answering): answering for answering, _, _ in posed}.values():
+            places = [place for place, question in enumerate(posed) if question[0] is answering]
+            chosen = build_method(method or default_method(answering), answering, **params)
+            lists = explain_classes(chosen, pictures, [posed[place][1:] for place in places], batch_size)
+            for row, explanations in zip(rows, lists, strict=True):
+                for place, explanation in zip(places, explanations, strict=True):
+                    row[place] = explanation
+            if not pairs or not isinstance(chosen, DecompX):
+                continue
+            for place in places:
+                if isinstance(target := targets[place], Similarity) and posed[place][2] is None:
+                    other = see(view, target.other).pixels
+                    for row, picture in zip(rows, pictures, strict=True):
+                        add_pairs(row[place], target, view, see(view, picture).pixels, other, chosen.start_layer)
+    return rows
 
 
 def add_pairs(
@@ -179,14 +246,25 @@ def explain_each(
     method: Method, sources: Sequence[Any], target: ClassSpec, against: ClassSpec, batch_size: int | None = None
 ) -> Iterator[Explanation]:
     """Yields explanations, computed batch by batch; a progress bar appears after two seconds."""
+    for (explanation,) in explain_classes(method, sources, [(target, against)], batch_size):
+        yield explanation
+
+
+def explain_classes(
+    method: Method,
+    sources: Sequence[Any],
+    classes: Sequence[tuple[ClassSpec, ClassSpec]],
+    batch_size: int | None = None,
+) -> Iterator[list[Explanation]]:
+    """Yields for each image the explanations of several classes, each perhaps as opposed to another."""
     view = method.model
     size = images_at_once(view, batch_size)
-    targets = Target.of(view, target, against, len(sources))
+    targets = [Target.of(view, target, against, len(sources)) for target, against in classes]
     with counted(len(sources), method.info.name, "image") as bar:
         for start in range(0, len(sources), size):
             chunk = slice(start, start + size)
             pictures = [see(view, source) for source in sources[chunk]]
-            yield from _explain_batch(method, pictures, targets.rows(chunk))
+            yield from _explain_batch(method, pictures, [target.rows(chunk) for target in targets])
             bar.update(len(pictures))
 
 
@@ -238,7 +316,7 @@ def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is known of a batch after one forward pass and the work of the method."""
+    """What is known of a batch and a target after one forward pass and the work of the method."""
 
     attribution: Attribution
     logits: Tensor  # (B, C)
@@ -258,17 +336,33 @@ def prediction(method: Method, batch: Batch, target: Target) -> Asking[Predictio
     return Prediction(attribution, logits, target.resolved(batch.view, logits), storage.cpu())
 
 
-def _explain_batch(method: Method, pictures: list[Seen], target: Target) -> Iterator[Explanation]:
+def _explain_batch(method: Method, pictures: list[Seen], targets: Sequence[Target]) -> list[list[Explanation]]:
+    """For each image the explanations of its targets, made a few targets at a time."""
     view, scheduler = method.model, Scheduler()
-    begin = time.perf_counter()
     pixels = torch.stack([picture.pixels.to(view.device) for picture in pictures])
     batch = Batch(view, view.check_images(pixels, view.precision))
-    (predicted,) = scheduler.run([prediction(method, batch, target)])
+    made: list[list[Explanation]] = [[] for _ in pictures]
+    for start in range(0, len(targets), TARGETS_AT_ONCE):
+        begin, few = time.perf_counter(), targets[start : start + TARGETS_AT_ONCE]
+        predictions = scheduler.run([prediction(method, batch, target) for target in few])
+        seconds = (time.perf_counter() - begin) / len(pictures) / len(few)
+        for predicted in predictions:
+            for explanations, explanation in zip(
+                made, _explanations(method, pictures, predicted, seconds, scheduler.smallest_chunk), strict=True
+            ):
+                explanations.append(explanation)
+    return made
+
+
+def _explanations(
+    method: Method, pictures: Sequence[Seen], predicted: Prediction, seconds: float, smallest_chunk: int | None
+) -> Iterator[Explanation]:
+    """One for each image of a batch."""
+    view = method.model
     probabilities, attribution = view.probabilities(predicted.logits).cpu(), predicted.attribution
     maps = attribution.map.float().cpu()
     errors = None if attribution.error is None else attribution.error.float().cpu()
-    seconds = (time.perf_counter() - begin) / len(pictures)
-    chunk = {"chunk": float(scheduler.smallest_chunk or 0)} if isinstance(method, MaskMethod) else {}
+    chunk = {"chunk": float(smallest_chunk or 0)} if isinstance(method, MaskMethod) else {}
     for i, picture in enumerate(pictures):
         index, *rival = predicted.target.row(i).about
         ranked = probabilities[i].argsort(descending=True, stable=True)[:5].tolist()

@@ -428,6 +428,7 @@ class Explanation:
             "model": {
                 "name": self.model_name,
                 "fingerprint": None if model is None else model.fingerprint(),
+                "commit": None if model is None else model.commit,
                 "load": None if model is None else model.spec,
                 "preprocessing": None if model is None else model.preprocessing.to_dict(),
                 "question": None if model is None else model.question,

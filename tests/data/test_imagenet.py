@@ -17,6 +17,7 @@ from tests.data.layouts import (
 
 from vitrail.data import ImageNet, Imagenette
 from vitrail.data.imagenet import IMAGENETTE_WNIDS, imagenet_classes
+from vitrail.data.xml_boxes import read_xml_boxes
 from vitrail.errors import VitrailError
 
 
@@ -148,6 +149,14 @@ def test_broken_annotations_name_their_file(tmp_path, content, message):
     text(tmp_path / "boxes" / "ILSVRC2012_val_00000001.xml", content)
     with pytest.raises(VitrailError, match=rf"ILSVRC2012_val_00000001\.xml' cannot be read: .*{message}"):
         ImageNet(root, boxes=tmp_path / "boxes")[2]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_entities_are_refused_in_every_encoding(tmp_path, encoding):
+    document = '<!DOCTYPE annotation [<!ENTITY a "b">]><annotation>&a;</annotation>'
+    (tmp_path / "bomb.xml").write_text(document, encoding=encoding)
+    with pytest.raises(VitrailError, match=r"bomb\.xml' cannot be read: it declares a document type or entities"):
+        read_xml_boxes(tmp_path / "bomb.xml")
 
 
 def test_what_is_missing_is_named(tmp_path):

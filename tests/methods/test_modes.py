@@ -107,8 +107,8 @@ def test_half_precision_maps_are_ranked_as_those_of_the_model() -> None:
 def test_a_shared_trace_serves_half_precision_too(monkeypatch: pytest.MonkeyPatch) -> None:
     views = half("timm_vit", torch.bfloat16)
     picture, produced = views[0].preprocessing.denormalise(image("timm_vit")[0]), []
-    make = scheduling.make_trace
-    monkeypatch.setattr(scheduling, "make_trace", lambda *args: produced.append(args) or make(*args))
+    make = scheduling.make_traces
+    monkeypatch.setattr(scheduling, "make_traces", lambda *args: produced.append(args) or make(*args))
     narrow, wide = (vitrail.evaluate(view, [picture], "gen_att, attn_cam", "sparseness") for view in views)
     assert len(produced) == 2, "one for each model"
     assert narrow["value"].tolist() == wide["value"].tolist()

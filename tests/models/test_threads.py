@@ -16,7 +16,7 @@ from tests.helpers import assert_same_state, batch, state_of, wrapped
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.engine.trace import TraceSpec, make_trace
+from vitrail.engine.trace import TraceSpec, make_traces
 from vitrail.models.view import View
 from vitrail.targets import Target
 
@@ -36,7 +36,7 @@ def switching() -> Iterator[None]:
 def features_and_gradient(view: View, images: Tensor) -> tuple[Tensor, Tensor]:
     """Of the second-to-last stage, for the predicted class."""
     spec = TraceSpec.of(("features", "gfeatures"), [-2])
-    trace = make_trace(view, None, view.check_images(images), Target(), spec)
+    (trace,) = make_traces(view, None, view.check_images(images), [Target()], spec)
     return trace["features"][-2], trace["gfeatures"][-2]
 
 

@@ -160,8 +160,9 @@ class Store:
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
         """Records the plan and the environment (see ``environment``)."""
         plan.write(self.folder / "plan.toml")
-        preprocessing = {**self.environment().get("preprocessing", {}), **about.get("preprocessing", {})}
-        text = json.dumps({**about, "preprocessing": preprocessing}, indent=1).encode()
+        before = self.environment()
+        by_model = {part: {**before.get(part, {}), **about.get(part, {})} for part in ("preprocessing", "commits")}
+        text = json.dumps({**about, **by_model}, indent=1).encode()
         save_atomically(self.folder / "environment.json", lambda file: file.write(text))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -338,7 +339,7 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 
 def environment(view: View) -> dict[str, Any]:
-    """Versions, device, git state, and the preprocessing of the model."""
+    """Versions, device, git state, the preprocessing of the model, and the commit on the hub that it comes from."""
     versions = {}
     for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -353,6 +354,7 @@ def environment(view: View) -> dict[str, Any]:
         "git": _git(),
         "started": datetime.now(UTC).isoformat(),
         "preprocessing": {view.name: view.preprocessing.to_dict()},
+        "commits": {} if view.commit is None else {view.name: view.commit},
     }
 
 

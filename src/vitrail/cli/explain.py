@@ -328,8 +328,10 @@ class Run:
         """The picture with its JSON file, and the values for --export tiff."""
         from vitrail.integrations.exports import tiff_bytes
 
-        tiff = {stem.with_name(stem.name + ".tif"): tiff_bytes(explanation)} if self.exports.tiff else {}
-        return {**explanation.files(stem.with_name(stem.name + ".png"), self.look), **tiff}
+        files = explanation.files(stem.with_name(stem.name + ".png"), self.look)
+        if self.exports.tiff:
+            files[stem.with_name(stem.name + ".tif")] = tiff_bytes(explanation)
+        return files
 
     def write_overview(self, out: Path) -> None:
         """Writes the table and the contact sheet of several images."""

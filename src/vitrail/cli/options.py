@@ -24,7 +24,8 @@ ModelName = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Model: timm name, hf:ORG/NAME, hf:./folder, torchvision:NAME or an embedded one (photo, the default).",
+        help="Model: timm name, hf_hub:ORG/NAME, hf:ORG/NAME, hf:./folder, torchvision:NAME or an embedded one "
+        "(photo, the default); NAME@REVISION pins what comes from the hub.",
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Output folder.")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import socket
 from contextlib import suppress
@@ -67,6 +66,8 @@ def serve(
 
 def run(settings: Settings, models: list[str]) -> None:
     """Serves until Ctrl-C."""
+    import asyncio  # slow to import, and every command of the program imports this file
+
     check_extra()
     check_options(settings, models)
     settings = with_token(settings)

@@ -13,13 +13,25 @@ _WHAT = "annotation"
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
+class _DoctypeError(Exception):
+    """A document type, which could declare entities that expand without end or name other files."""
+
+
+class _PlainTree(ElementTree.TreeBuilder):
+    """Elements of a document without a document type, in whatever encoding it is."""
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> None:
+        """Called by the parser before it reads any entity."""
+        raise _DoctypeError
+
+
 def read_xml_boxes(path: Path) -> tuple[tuple[int, int] | None, list[tuple[str, Box]]]:
     """The (width, height) that a file declares, and (class, (xmin, ymin, xmax, ymax)) of its objects, as written."""
     data = read_bytes(path, _WHAT, "it belongs to the image of the same name")
-    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise broken(_WHAT, path, "it declares a document type or entities, which annotations never need")
     try:
-        tree = ElementTree.fromstring(data)
+        tree = ElementTree.fromstring(data, ElementTree.XMLParser(target=_PlainTree()))  # nosec B314 # no entities
+    except _DoctypeError:
+        raise broken(_WHAT, path, "it declares a document type or entities, which annotations never need") from None
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise broken(_WHAT, path, f"it is not valid XML ({error})") from None
     return _size(tree, path), [(_text(item, "name", path), _box(item, path)) for item in tree.iterfind("object")]

@@ -33,7 +33,7 @@ from vitrail.engine.requests import (
     joined,
     size,
 )
-from vitrail.engine.trace import Trace, TraceSpec, join_traces, make_trace, read_parts
+from vitrail.engine.trace import Trace, TraceSpec, join_traces, make_traces, read_parts
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
 from vitrail.progress import counted
@@ -47,6 +47,7 @@ WIDEST = 14
 # Bytes that one chunk may hold: more does not make a GPU faster.
 MOST_BYTES = 16 * 2**30
 SHARED = (Traced, Logits, Tokens)  # requests that jobs may have in common
+TARGETS_AT_ONCE = 8  # whose traces share one forward pass; each holds its own gradients
 
 T = TypeVar("T")
 
@@ -203,25 +204,24 @@ class Scheduler:
                 self._try(answer, [item for item in items if item[0] is job and item[1] not in job._answers], isolated)
 
     def _together(self, items: list[Waiting]) -> list[Waiting]:
-        """Those of the trace requests that one trace answers along with the first.
+        """Those of the trace requests that one forward pass answers along with the first.
 
-        Requests without gradients join the first trace of their batch: forward values know no rule. Where traces are
-        planned that is the first of the plan, whoever is still to be run.
+        Requests for several targets have a backward pass each. Requests without gradients join the first trace of their
+        batch: forward values know no rule. Where traces are planned that is the first of the plan, whoever is still to
+        be run.
         """
         backward = [item for item in items if item[2].spec.backward]
         lead: Traced = (backward or items)[0][2]
         hosts = not backward or self.host is None or lead.spec.kind == self.host
-        return [
+        alike = [
             item
             for item in items
             if item[2].batch is lead.batch
             and item[2].spec.precise == lead.spec.precise
-            and (
-                item[2].spec.kind == lead.spec.kind and item[2].target is lead.target
-                if item[2].spec.backward
-                else hosts
-            )
+            and (item[2].spec.kind == lead.spec.kind if item[2].spec.backward else hosts)
         ]
+        targets = list(dict.fromkeys(item[2].target for item in alike if item[2].spec.backward))[:TARGETS_AT_ONCE]
+        return [item for item in alike if item[2].target in targets or not item[2].spec.backward]
 
     def _trace(self, items: list[Waiting]) -> None:
         begin = time.perf_counter()
@@ -234,16 +234,18 @@ class Scheduler:
         if kind in self.plan and self.plan[kind].precise == spec.precise:
             spec = self.plan[kind].united(spec)
         batch, view = lead.batch, lead.batch.view
+        targets = dict.fromkeys([lead.target, *(request.target for request in requests if request.spec.backward)])
 
-        def make(images: Tensor, part: slice) -> Trace:
-            return make_trace(view, self.parts(view), images, lead.target.rows(part), spec)
+        def make(images: Tensor, part: slice) -> list[Trace]:
+            return make_traces(view, self.parts(view), images, [target.rows(part) for target in targets], spec)
 
-        trace = halved(view, batch.images, make, join_traces)
-        batch.logits = trace.logits.to(batch.images.dtype) if batch.logits is None else batch.logits
+        traces = dict(zip(targets, halved(view, batch.images, make, join_each), strict=True))
+        first = traces[lead.target]
+        batch.logits = first.logits.to(batch.images.dtype) if batch.logits is None else batch.logits
         synchronize(batch.images.device)
         seconds = time.perf_counter() - begin
-        for job, place, _ in items:
-            job._answers[place] = trace
+        for job, place, request in items:
+            job._answers[place] = traces.get(request.target, first)
         for job in dict.fromkeys(job for job, _, _ in items):
             job.seconds += seconds
 
@@ -433,6 +435,11 @@ def halved(
             halved(view, images[half:], make, join, first + half),
         ]
     )
+
+
+def join_each(parts: Sequence[list[Trace]]) -> list[Trace]:
+    """Traces of parts of a batch for several targets, as one of the whole for each target."""
+    return [join_traces(traces) for traces in zip(*parts, strict=True)]
 
 
 def pieces_of(requests: Sequence[Any], start: int, stop: int) -> list[tuple[Any, slice]]:

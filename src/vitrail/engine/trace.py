@@ -141,7 +141,7 @@ def trace(
         raise VitrailError(f"layers {sorted(chosen)} do not fit a model with {depth} blocks: expected 0…{depth}.")
     with own_modes():
         images, spec = model.check_images(images, model.precision), TraceSpec.of(keep, chosen, rule, output, precise)
-        return make_trace(model, read_parts(model), images, Target(target, against), spec)
+        return make_traces(model, read_parts(model), images, [Target(target, against)], spec)[0]
 
 
 def read_parts(view: View) -> Architecture | None:
@@ -152,11 +152,16 @@ def read_parts(view: View) -> Architecture | None:
     return parts if view.dtype == view.precision else converted(parts, view.precision)
 
 
-def make_trace(view: View, parts: Architecture | None, images: Tensor, target: Target, spec: TraceSpec) -> Trace:
-    """The trace of a batch; ``parts``: the network, None where the view has no tokens."""
+def make_traces(
+    view: View, parts: Architecture | None, images: Tensor, targets: Sequence[Target], spec: TraceSpec
+) -> list[Trace]:
+    """The traces of a batch, one for each target: one forward pass, and a backward pass each.
+
+    ``parts``: the network, None where the view has no tokens.
+    """
     images = images.detach().clone()
     if parts is None:
-        return _trace_features(view, images, target, spec)
+        return _trace_features(view, images, targets, spec)
     if spec.precise and images.device.type != "mps":
         parts, images = converted(parts, torch.float64), images.double()
     rule = get_rule(spec.rule) if isinstance(spec.rule, str) else spec.rule
@@ -165,14 +170,23 @@ def make_trace(view: View, parts: Architecture | None, images: Tensor, target: T
         with torch.no_grad():
             x = Walk(parts).embed(images)
         logits = Walk(parts, rule, recorder).encode(x)
-        y = target.score(view, logits, spec.output)
         early = [Walk(parts, rule).head(x, parts.head, len(parts.blocks)) for x in recorder.early]
-        objective = y + sum(target.score(view, logits, spec.output) for logits in early)
-        made = replace(recorder.finish(logits.detach(), y, objective), parts=parts)
-    if made.pooled_bias is not None and view.groups and spec.output == "logit":
-        made = replace(made, pooled_bias=made.pooled_bias + _constant(view, made.logits, target))
+        made = []
+        for target in targets:
+            y = target.score(view, logits, spec.output)
+            objective = y + sum(target.score(view, logits, spec.output) for logits in early)
+            last = target is targets[-1]
+            made.append(replace(recorder.finish(logits.detach(), y, objective, keep_graph=not last), parts=parts))
+    if view.groups and spec.output == "logit":
+        made = [_with_entropy(view, trace, target) for trace, target in zip(made, targets, strict=True)]
     passed(len(images))
     return made
+
+
+def _with_entropy(view: View, trace: Trace, target: Target) -> Trace:
+    if trace.pooled_bias is None:
+        return trace
+    return replace(trace, pooled_bias=trace.pooled_bias + _constant(view, trace.logits, target))
 
 
 @torch.enable_grad()
@@ -198,19 +212,22 @@ def join_traces(traces: Sequence[Trace]) -> Trace:
     return replace(first, logits=logits, y=y, readout=readout, kept=kept, bias=bias, pooled_bias=pooled)
 
 
-def _trace_features(view: View, images: Tensor, target: Target, spec: TraceSpec) -> Trace:
+def _trace_features(view: View, images: Tensor, targets: Sequence[Target], spec: TraceSpec) -> list[Trace]:
     """The features of stages of a hierarchical model and, where asked for, the gradients of the score there."""
     if spec.rule != "plain":
         raise VitrailError(f'rule="{spec.rule}" needs tokens and blocks, which {view.name} does not have.')
     stages = sorted({stage for _, stage in spec.keep})
     with torch.set_grad_enabled(spec.backward):
         logits, features = view.staged(images.requires_grad_(spec.backward), stages)
-        y = target.score(view, logits, spec.output)
-        gradients = torch.autograd.grad(y.sum(), features) if spec.backward else ()
-    kept = {"features": {stage: view.as_map(out.detach()) for stage, out in zip(stages, features, strict=True)}}
-    if spec.backward:
-        kept["gfeatures"] = {stage: view.as_map(out) for stage, out in zip(stages, gradients, strict=True)}
-    return Trace(logits.detach(), y.detach(), logits.new_empty(len(logits), 0), len(stages), 0, kept)
+        maps = {stage: view.as_map(out.detach()) for stage, out in zip(stages, features, strict=True)}
+        nothing, traces = logits.new_empty(len(logits), 0), []
+        for target in targets:
+            y, kept = target.score(view, logits, spec.output), {"features": maps}
+            if spec.backward:
+                gradients = torch.autograd.grad(y.sum(), features, retain_graph=target is not targets[-1])
+                kept["gfeatures"] = {stage: view.as_map(out) for stage, out in zip(stages, gradients, strict=True)}
+            traces.append(Trace(logits.detach(), y.detach(), nothing, len(stages), 0, kept))
+    return traces
 
 
 class _Recorder(ReadoutRecorder):
@@ -251,7 +268,7 @@ class _Recorder(ReadoutRecorder):
     def wants(self, name: str, layer: int) -> bool:
         return super().wants(name, layer) or layer in self.wanted.get(name, ())
 
-    def finish(self, logits: Tensor, y: Tensor, objective: Tensor) -> Trace:
+    def finish(self, logits: Tensor, y: Tensor, objective: Tensor, keep_graph: bool) -> Trace:
         """The trace, with the gradients of the objective."""
         assert self.readout is not None
         names = self.spec.names
@@ -261,7 +278,7 @@ class _Recorder(ReadoutRecorder):
         pooled: Tensor | None = None
         if self.spec.backward:
             sources = [t for _, _, t in asked] + [t for _, t in self.taps]
-            grads = torch.autograd.grad(objective.sum(), sources, allow_unused=True)
+            grads = torch.autograd.grad(objective.sum(), sources, allow_unused=True, retain_graph=keep_graph)
             gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, grads, strict=True)]
             for (name, layer, _), grad in zip(asked, gradients, strict=False):
                 kept.setdefault(name, {})[layer] = grad

@@ -222,7 +222,7 @@ class ArrayFile(ExportFile):
 
     def content(self) -> bytes:
         buffer, names = io.BytesIO(), self.names()
-        columns = {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
+        columns: dict[str, Any] = {name: np.array([row[name] for row in self._rows]) for name in self._rows[0]}
         columns["image"] = np.array([names[image] for image in columns["image"]])
         np.savez_compressed(buffer, maps=np.stack(self._maps), **columns)
         return buffer.getvalue()

@@ -72,12 +72,12 @@ def explained_panel(
 
 
 def _numbers(explanations: Sequence[Explanation]) -> dict[str, float]:
-    columns = {
+    columns: dict[str, list[float]] = {
         "probability": [explanation.probability for explanation in explanations],
         "trust": [each.trust_score for each in explanations if each.trust_score is not None],
         "accuracy": [each.top[0][1] == each.true_label for each in explanations if each.true_label is not None],
     }
-    return {name: float(sum(values) / len(values)) for name, values in columns.items() if values}
+    return {name: sum(values) / len(values) for name, values in columns.items() if values}
 
 
 class PanelLog:

@@ -18,6 +18,7 @@ from torch import nn
 from vitrail.errors import VitrailError
 from vitrail.models import clip, embedded, huggingface
 from vitrail.models.checkpoints import head_of, linear_head, load_state, read_state
+from vitrail.models.hub import cached_commit, split_revision
 from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import Output, View
@@ -26,6 +27,7 @@ from vitrail.models.zero_shot import Prompts, checked_prompts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FOLDERS = (".", "/", "~")  # how a local folder starts, as opposed to a name on the hub
+TIMM_HUB = ("hf_hub:", "hf-hub:")  # how timm names its models on the hub
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model", "tokenizer.model")
 REACH_SECONDS = 4.0  # in which the hub must answer
@@ -59,8 +61,9 @@ def load(
     """A view of a model by name.
 
     Args:
-        name: a timm name (its tag allowed), ``hf:ORG/NAME`` or ``hf:./folder`` (Hugging Face), ``torchvision:NAME``, or
-            an embedded model; None = the embedded default.
+        name: a timm name (its tag allowed), ``hf_hub:ORG/NAME`` (a timm model on the hub), ``hf:ORG/NAME`` or
+            ``hf:./folder`` (Hugging Face), ``torchvision:NAME``, or an embedded model; None = the embedded default.
+            ``NAME@REVISION`` pins what comes from the hub to a branch, tag or commit.
         checkpoint: a file with the weights (safetensors or torch).
         head: a file with weights that replace those of ``checkpoint``: those of a linear probe, for example. With
             ``pool``: a file with the weights of a linear head for a backbone.
@@ -86,6 +89,8 @@ def load(
     """
     if name is not None and not isinstance(name, str):
         raise VitrailError(f"load() takes a name, but got {type(name).__name__}. For a module: vitrail.wrap.")
+    if name is not None and _on_hub(name) and "revision" in model_args:
+        name = f"{name}@{model_args.pop('revision')}"
     device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # refuse wrong ones before any work
     prompts = None if prompts is None else checked_prompts(prompts)
     features = features if features is None or isinstance(features, str) else list(features)
@@ -121,7 +126,7 @@ def load(
     changes = {"fit": fit, "mean": mean, "std": std, "crop_pct": crop_pct, "interpolation": interpolation}
     settings: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
     view.preprocessing = view.preprocessing.changed(**settings)
-    view.spec = request.spec() | settings
+    view.spec = request.spec(view.commit) | settings
     if dtype != torch.float32:
         view.spec["dtype"] = str(dtype).removeprefix("torch.")
     view.module.eval()
@@ -187,15 +192,15 @@ class LoadRequest:
             return 0
         return _classes_in(state) if self.num_classes is None and state is not None else self.num_classes
 
-    def spec(self) -> dict[str, Any]:
-        """The arguments that load the same model again, as JSON can hold them."""
+    def spec(self, commit: str | None = None) -> dict[str, Any]:
+        """The arguments that load the same model again, as JSON can hold them; ``commit``: what the hub gave."""
         labels = self.view_args["labels"]
         if isinstance(labels, str | Path):
             labels = str(Path(labels).resolve())
         elif labels is not None:
             labels = dict(labels) if isinstance(labels, Mapping) else list(labels)
         arguments = {
-            "name": self._absolute_name() or None,
+            "name": self._exact_name(commit) or None,
             "checkpoint": None if self.checkpoint is None else str(Path(self.checkpoint).resolve()),
             "head": None if self.head is None else str(Path(self.head).resolve()),
             "pool": self.pool,
@@ -211,12 +216,11 @@ class LoadRequest:
         }
         return {key: value for key, value in arguments.items() if value is not None}
 
-    def _absolute_name(self) -> str:
-        """The name, with an absolute path where it holds a folder."""
-        folder = self.name.removeprefix("hf:")
-        if self.name.startswith("hf:") and folder.startswith(FOLDERS):
-            return f"hf:{Path(folder).expanduser().resolve()}"
-        return self.name
+    def _exact_name(self, commit: str | None) -> str:
+        """The name, with an absolute path where it holds a folder, else with the commit."""
+        if self.name.startswith("hf:") and not _on_hub(self.name):
+            return f"hf:{Path(self.name.removeprefix('hf:')).expanduser().resolve()}"
+        return self.name if commit is None else f"{split_revision(self.name)[0]}@{commit}"
 
     def refuse_for_embedded(self) -> None:
         allowed = {"name", "prompts"} if self.name and embedded.reads_texts(self.name) else {"name"}
@@ -245,14 +249,20 @@ def pick_dtype(dtype: str | torch.dtype) -> torch.dtype:
 def _load_timm(request: LoadRequest) -> View:
     import timm
 
-    name, state = request.name, request.state()
-    if not timm.is_model(name) or ("." in name and name not in tags(name)):
-        raise _unknown_name(name)
-    num_classes = request.classes(state)
-    _check_has_head(name, num_classes)
+    (name, revision), state = split_revision(request.name), request.state()
+    num_classes, wants_weights = request.classes(state), request.wants_weights
+    from_hub = name.startswith(TIMM_HUB)
+    source: dict[str, Any] = {}
+    if from_hub:  # timm splits off the revision itself
+        name = request.name
+    else:
+        if not timm.is_model(name) or ("." in name and name not in tags(name)):
+            raise _unknown_name(name)
+        _check_has_head(name, num_classes)
+        source = _timm_source(name, revision, wants_weights)
     sizes = {"num_classes": num_classes, "img_size": request.img_size}
-    arguments = {**{key: value for key, value in sizes.items() if value is not None}, **request.model_args}
-    wants_weights = request.wants_weights
+    given = {key: value for key, value in sizes.items() if value is not None}
+    arguments = {**source, **given, **request.model_args}
 
     def build() -> Any:
         try:
@@ -264,14 +274,31 @@ def _load_timm(request: LoadRequest) -> View:
         del arguments["img_size"]  # a network that takes any size
         return timm.create_model(name, pretrained=wants_weights, **arguments)
 
-    module = _fetch(name, build, wants_weights)
+    module = _fetch(name, build, wants_weights or from_hub)
     trained = None if state is None or request.img_size is None else _trained_size(module, state)
     if trained is not None:  # weights of another size: fill a model of theirs, then let timm resample its positions
         module = _fetch(name, lambda: timm.create_model(name, pretrained=False, **{**arguments, "img_size": trained}))
     _fill(module, state, request)
     if trained is not None:
         module.set_input_size(img_size=as_pair(request.img_size))
-    return request.view(module, img_size=None if "img_size" in arguments else request.img_size)
+    view = request.view(module, img_size=None if "img_size" in arguments else request.img_size)
+    repository = (module.pretrained_cfg or {}).get("hf_hub_id")
+    if repository and (wants_weights or from_hub):
+        view.commit = cached_commit(*split_revision(repository), arguments.get("cache_dir"))
+    return view
+
+
+def _timm_source(name: str, revision: str | None, wants_weights: bool) -> dict[str, Any]:
+    """The argument by which timm takes the weights of a name from a revision of its repository."""
+    import timm
+
+    if revision is None:
+        return {}
+    config = timm.get_pretrained_cfg(name, allow_unregistered=False)
+    if not wants_weights or config is None or not config.hf_hub_id:
+        reason = "whose weights are not on the hub" if wants_weights else "without weights of the hub"
+        raise VitrailError(f"{name}@{revision} names a revision of {name}, {reason}: leave out @{revision}.")
+    return {"pretrained_cfg_overlay": {"hf_hub_id": f"{config.hf_hub_id}@{revision}"}}
 
 
 def _trained_size(module: Any, state: Mapping[str, torch.Tensor]) -> tuple[int, int] | None:
@@ -333,18 +360,21 @@ def _load_huggingface(request: LoadRequest) -> View:
     if request.checkpoint is not None or has_head or request.pretrained is False:
         raise VitrailError("hf: models carry their own weights; give the folder (hf:./folder), not checkpoint=.")
     name = request.name
-    source = _huggingface_source(name.removeprefix("hf:"))
+    source, revision = _huggingface_source(name.removeprefix("hf:"))
     arguments = dict(request.model_args)
     if arguments.pop("trust_remote_code", False):
         raise _remote_code(name)
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None
-    loader = _huggingface_loader(request, source, is_local)
+    pin = {} if revision is None else {"revision": revision}
+    loader = _huggingface_loader(request, source, is_local, pin)
     with _quiet_transformers(local=is_local):
         module, info = _fetch(
             name,
-            lambda: loader.from_pretrained(source, output_loading_info=True, trust_remote_code=False, **arguments),
+            lambda: loader.from_pretrained(
+                source, output_loading_info=True, trust_remote_code=False, **pin, **arguments
+            ),
             not is_local,
         )
     if reads_texts:
@@ -354,23 +384,27 @@ def _load_huggingface(request: LoadRequest) -> View:
     processor = None
     if not is_local or _has_any(source, PROCESSOR_FILES):
         read = AutoImageProcessor.from_pretrained
-        processor = _fetch(name, lambda: read(source, trust_remote_code=False), not is_local)
+        processor = _fetch(name, lambda: read(source, trust_remote_code=False, **pin), not is_local)
     tokenizer = None
     if reads_texts:
         if is_local and not _has_any(source, TOKENIZER_FILES):  # transformers would make up an empty one
             raise VitrailError(f"{name} has no tokenizer, which reads the prompts: save it in the same folder.")
         read = AutoTokenizer.from_pretrained
-        tokenizer = _fetch(name, lambda: read(source, trust_remote_code=False), not is_local)
-    return request.view(module, processor=processor, tokenizer=tokenizer, img_size=request.img_size)
+        tokenizer = _fetch(name, lambda: read(source, trust_remote_code=False, **pin), not is_local)
+    view = request.view(module, processor=processor, tokenizer=tokenizer, img_size=request.img_size)
+    if not is_local:
+        view.commit = cached_commit(source, revision, arguments.get("cache_dir"))
+    return view
 
 
-def _huggingface_loader(request: LoadRequest, source: str, is_local: bool) -> Any:
+def _huggingface_loader(request: LoadRequest, source: str, is_local: bool, pin: Mapping[str, str]) -> Any:
     """The class that loads a model: its backbone, a model of two towers, a detector or a classifier."""
     import transformers
 
     if request.pool is not None or request.view_args["prompts"] is not None:
         return transformers.AutoModel
-    config, _ = _fetch(request.name, lambda: transformers.PreTrainedConfig.get_config_dict(source), not is_local)
+    read = transformers.PreTrainedConfig.get_config_dict
+    config, _ = _fetch(request.name, lambda: read(source, **pin), not is_local)
     kind = str((config.get("architectures") or [""])[0])
     huggingface.check_class(kind)
     is_detector = kind == huggingface.DETECTOR
@@ -417,13 +451,19 @@ def _quiet_transformers(local: bool) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _huggingface_source(name: str) -> str:
+def _on_hub(name: str) -> bool:
+    """Whether it names a Hugging Face model on the hub, and no folder."""
+    return name.startswith("hf:") and not name.removeprefix("hf:").startswith(FOLDERS)
+
+
+def _huggingface_source(name: str) -> tuple[str, str | None]:
+    """The folder, or the repository and its revision."""
     if not name.startswith(FOLDERS):
-        return name
+        return split_revision(name)
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
         raise VitrailError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
-    return str(folder)
+    return str(folder), None
 
 
 @contextmanager
@@ -507,8 +547,8 @@ def _unknown_name(name: str) -> VitrailError:
     if timm.is_model(stem):
         hint = f" {stem} has the tags {', '.join(n.split('.', 1)[1] for n in tags(stem)) or 'none'}."
     return VitrailError(
-        f"there is no model {name!r}.{hint} Names are timm's (vitrail models 'vit*'), hf:ORG/NAME, hf:./folder or "
-        f"torchvision:NAME."
+        f"there is no model {name!r}.{hint} Names are timm's (vitrail models 'vit*'), hf_hub:ORG/NAME, hf:ORG/NAME, "
+        f"hf:./folder or torchvision:NAME."
     )
 
 

@@ -54,6 +54,7 @@ class View:
     answer: Callable[[Any, Any, Tensor], Tensor] | None = field(default=None, kw_only=True)
     head: nn.Module | None = field(default=None, kw_only=True)  # of a backbone that ``wrap`` was given one for
     known_weights: str | None = field(default=None, kw_only=True)  # their hash, set where they cannot change
+    commit: str | None = field(default=None, kw_only=True)  # of the repository on the hub that the weights come from
     differentiable: bool = field(default=True, kw_only=True)  # whether gradients reach the pixels
 
     def __repr__(self) -> str:

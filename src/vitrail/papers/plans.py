@@ -15,6 +15,7 @@ from vitrail.data.names import open_data
 from vitrail.errors import VitrailError
 from vitrail.methods.registry import get_method
 from vitrail.metrics.base import list_metrics
+from vitrail.models.hub import split_revision
 from vitrail.models.view import View
 from vitrail.papers.catalogue import LAYER, PaperColumn, PaperData, PaperModel, PaperTarget, requirements
 from vitrail.papers.cells import CellSpec
@@ -190,11 +191,12 @@ def _missing_weights(key: str, spec: ModelSpec) -> list[str]:
 
     if "checkpoint" in spec.options or ":" in spec.name or spec.name in embedded.names():
         return []
-    config = timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
+    name, revision = split_revision(spec.name)
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     with suppress(Exception):
         from huggingface_hub import try_to_load_from_cache
 
-        if isinstance(try_to_load_from_cache(config.hf_hub_id, "model.safetensors"), str):
+        if isinstance(try_to_load_from_cache(config.hf_hub_id, "model.safetensors", revision=revision), str):
             return []
     return [
         f"weights of {spec.name}: not on this machine. They are downloaded when the run starts; without a network give "

@@ -61,7 +61,7 @@ def render_page(
     script = '(() => {\n"use strict";\n' + "".join(page_file(file, package) for file in scripts) + "})();"
     style = "".join(page_file(file, package) for file in styles or (f"{name}.css",))
     template = environment(package).get_template(f"{name}.html")
-    about = {"style": Markup(style), "script": Markup(script), "version": __version__}
+    about = {"style": Markup(style), "script": Markup(script), "version": __version__}  # nosec B704 # the package's files
     return template.render(values, policy=policy(script, style, images), **about)
 
 
