@@ -68,8 +68,10 @@ def events(folder: Path) -> tuple[dict[str, list[tuple[int, Any]]], dict[str, li
 
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
     """The rows that an offline run logged."""
+    import wandb
     from wandb.proto import wandb_internal_pb2
 
+    wandb.teardown()  # the process that writes the file ends, and has written all of it
     (path,) = folder.rglob("*.wandb")
     rows = []
     for data in log_records(path.read_bytes()):
