@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PEERS := .venv/.installed-peers
 
 # A photograph that the embedded model recognises: a cup of espresso.
 PHOTO := src/vitrail/data/samples/coffee.jpg
@@ -17,6 +18,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $(STAMP)
 
+# The libraries that vitrail is tested together with; half a gigabyte.
+$(PEERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[peers]"
+	touch $(PEERS)
+
 demo: $(STAMP)
 	$(BIN)/vitrail explain $(PHOTO) --out vitrail-out
 	@echo
@@ -27,9 +33,9 @@ demo: $(STAMP)
 test: lint browser
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs.
-test-all: lint browser
-	$(BIN)/python -m pip install --quiet --editable ".[dev,peers]"
+# With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs, and
+# inside the libraries of the extra `peers`.
+test-all: lint browser $(PEERS)
 	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n auto --dist worksteal -m ""
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.

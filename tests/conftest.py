@@ -12,6 +12,7 @@ from tests.common import LABELS, noise
 from vitrail.data.names import DATA_SETS
 from vitrail.methods.registry import METHODS
 from vitrail.metrics.base import METRICS
+from vitrail.models.registry import MODELS
 from vitrail.models.view import View
 from vitrail.models.wrapping import wrap
 
@@ -20,6 +21,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # they would compile everything again
 
 pytest_plugins = [
+    "tests.packages",
     "tests.browser",
     "tests.integrations.samples",
     "tests.app.servers",
@@ -30,7 +32,7 @@ pytest_plugins = [
 
 @pytest.fixture(autouse=True)
 def _what_a_test_registers_goes_with_it() -> Iterator[None]:
-    with METHODS.scope(), METRICS.scope(), DATA_SETS.scope():
+    with METHODS.scope(), METRICS.scope(), DATA_SETS.scope(), MODELS.scope():
         yield
 
 

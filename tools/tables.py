@@ -18,6 +18,7 @@ import timm
 import vitrail
 from vitrail.bench.suite import open_suite
 from vitrail.calls import split_call
+from vitrail.cli.codes import EXIT_CODES
 from vitrail.cli.reproduce import list_targets
 from vitrail.methods.base import MethodInfo
 from vitrail.methods.registry import ALIASES, get_method
@@ -265,6 +266,10 @@ def models() -> str:
     )
 
 
+def exit_codes() -> str:
+    return table(("code", "meaning"), ((str(code), meaning) for code, meaning in EXIT_CODES.items()))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
@@ -279,6 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
         leaderboard,
         pairs,
         models,
+        exit_codes,
     )
 }
 

@@ -12,6 +12,7 @@ from .methods.registry import list_methods as list_methods
 from .methods.registry import method as method
 from .metrics.base import list_metrics as list_metrics
 from .models.loading import load as load
+from .models.registry import model as model
 from .models.wrapping import wrap as wrap
 from .similarity import SimilarImages as SimilarImages
 from .similarity import similar as similar

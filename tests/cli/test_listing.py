@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.common import Run, error_line, files_in
+from tests.packages import Install
 
 import vitrail
 
@@ -108,6 +109,26 @@ def test_methods_and_metrics_of_a_plugin(vit: Run, tiny: list[str], photo: Path,
     assert (run.code, run.err) == (0, "")
     assert "1 image measured, 0 known before: 1 row in" in run.out
     assert "is not a Python file" in error_line(vit("serve", "--plugin", "missing.py"))
+
+
+def test_an_installed_package_is_listed_and_used(vit: Run, photo: Path, example: str) -> None:
+    assert "local_contrast" in vit("methods").out
+    assert "border_share" in vit("metrics").out
+    assert json.loads(vit("data", "stripes", "--json").out)[0]["options"] == {"size": 64}
+    assert json.loads(vit("models", "stripes", "--json").out)[0]["tag"] == "plugin"
+    assert vit("explain", photo, "--model", "stripes:32", "--method", "local_contrast", "--no-trust").code == 0
+    run = vit("bench", "--data", "stripes:2", "--model", "stripes", "--methods", "random", "--metrics", "border_share")
+    assert (run.code, run.err) == (0, "")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_broken_package_is_one_warning_and_no_failure(vit: Run, install: Install) -> None:
+    install("their-methods", {"vitrail.methods": {"theirs": "cli_plugin"}}, {"cli_plugin": "import nothing_there"})
+    result = vit("methods", "random", "--json")
+    assert (result.code, json.loads(result.out)[0]["name"]) == (0, "random")
+    assert result.err.startswith("Warning: the package their-methods 1.0 is left out: importing its plugin cli_plugin")
+    assert result.err.count("\n") == 1
+    assert vit("metrics", "sparseness").err == ""
 
 
 @pytest.mark.parametrize("command", ["explain", "compare", "bench", "report", "reproduce", "serve", "methods"])

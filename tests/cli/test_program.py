@@ -28,7 +28,7 @@ def program(*arguments: Any) -> list[str]:
 
 QUICK = ["--model", "scenes", "--no-trust"]  # transformers need seconds to be imported by a new process
 COMMANDS = ["explain", "compare", "models", "methods", "metrics", "bench", "audit", "report", "reproduce", "serve"]
-COMMANDS += ["train-explainer"]
+COMMANDS += ["train-explainer", "similar", "data"]
 HEAVY = "{'torch', 'timm', 'numpy', 'PIL', 'matplotlib', 'pandas', 'transformers', 'scipy'}"
 
 
@@ -42,7 +42,7 @@ def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_in_the_file_of_its_name(name: str) -> None:
-    module = "listing" if name in ("models", "methods", "metrics") else name.partition("-")[0]
+    module = "listing" if name in ("models", "methods", "metrics", "data") else name.partition("-")[0]
     function = name.replace("-", "_")
     (command,) = (i.callback for i in app.registered_commands if i.callback and i.callback.__name__ == function)
     assert command.__module__ == f"vitrail.cli.{module}"

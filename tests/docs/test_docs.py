@@ -53,6 +53,7 @@ SMALL = {"embed_dim": 48, "num_heads": 3}  # stands in for any ViT larger than "
 BLOCKS = 4  # of the embedded models, where a page does not depend on what they recognise
 RECOGNISING = {"docs/quickstart.md", "docs/methods/masks.md"}  # the explainer of scenes is that of the whole model
 STEPS = 4  # at most, of a curve
+PEERS = ("quantus", "pytorch_grad_cam", "shapiq")  # of the extra `peers`, which `make test-all` installs
 # Commands with these are parsed, not run.
 EXPENSIVE = (
     "--score",
@@ -261,12 +262,16 @@ def run(block: Block, module: types.ModuleType) -> None:
     exec(compile(code, str(block.page), "exec"), module.__dict__)
 
 
+def imports_peers(block: Block) -> bool:
+    return re.search(rf"^(?:import|from) (?:{'|'.join(PEERS)})\b", block.code, re.MULTILINE) is not None
+
+
 @pytest.mark.parametrize("page", [page for page in having("python") if page not in (WEB, RECIPES)], ids=name_of)
 @pytest.mark.usefixtures("folder", "registered", "as_served")
 @pytest.mark.filterwarnings("ignore")
 def test_python_runs(page: Path, module: types.ModuleType) -> None:
     for block in blocks(page):
-        if block.language == "python":
+        if block.language == "python" and not imports_peers(block):
             run(block, module)
 
 
@@ -301,6 +306,23 @@ def test_recipes_run(page: Path, section: str, module: types.ModuleType, request
         request.getfixturevalue("fiftyone") if package == "fiftyone" else pytest.importorskip(package)
     for block in chosen:
         run(block, module)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", [DOCS / "coming_from.md"], ids=name_of)
+@pytest.mark.usefixtures("folder", "registered")
+@pytest.mark.filterwarnings("ignore")
+def test_python_runs_inside_other_libraries(page: Path, module: types.ModuleType) -> None:
+    for peer in PEERS:
+        pytest.importorskip(peer)
+    python = [block for block in blocks(page) if block.language == "python"]
+    assert sum(map(imports_peers, python)) == len(PEERS)
+    for block in python:
+        run(block, module)
+
+
+def test_only_one_page_needs_other_libraries() -> None:
+    assert [page.name for page in PAGES if any(map(imports_peers, blocks(page)))] == ["coming_from.md"]
 
 
 @pytest.mark.usefixtures("folder")

@@ -5,20 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from tests import families
-from torch import Tensor, nn
+from torch import Tensor
 
 import vitrail
 from vitrail.methods import registry
 from vitrail.models.view import View
-
-
-class Logits(nn.Module):
-    def __init__(self, view: View):
-        super().__init__()
-        self.view = view
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.view.logits(images)
 
 
 @pytest.mark.parametrize("method", ["decompx.skipplus", "rollout", "input_x_gradient"])
@@ -49,6 +40,36 @@ def test_captum_smooths_a_method(tiny: tuple[View, Tensor, vitrail.Method]) -> N
     torch.testing.assert_close(smooth, method.attribute(images, target=1), rtol=1e-4, atol=1e-6)
 
 
+METHODS: dict[str, dict[str, int]] = {"gen_att": {}, "grad_cam": {}, "tis": {}, "rise": {"masks": 8}}
+
+
+@pytest.mark.parametrize("shape", ["map", "input"])
+@pytest.mark.parametrize("name", METHODS)
+def test_captum_takes_methods_of_every_kind_and_a_class_for_each_image(name: str, shape: str) -> None:
+    from captum.attr import NoiseTunnel
+    from captum.metrics import sensitivity_max
+
+    view, images = vitrail.wrap(families.build("timm_vit")), families.images("timm_vit", 2)
+    method = registry.build_method(name, view, shape=shape, **METHODS[name])
+    classes = torch.tensor([1, 3])
+    maps, moved = (method.attribute(pixels, target=classes) for pixels in (images, images + 0.1))
+    assert not torch.allclose(maps[0], method.attribute(images, target=classes.flip(0))[0])
+    for kind, expected in (("smoothgrad", maps), ("smoothgrad_sq", maps**2), ("vargrad", torch.zeros_like(maps))):
+        tunnel = NoiseTunnel(method).attribute(
+            images, nt_type=kind, nt_samples=3, nt_samples_batch_size=2, stdevs=0.0, target=classes
+        )
+        torch.testing.assert_close(tunnel, expected, rtol=1e-3, atol=1e-5)
+    torch.manual_seed(0)
+    noisy = NoiseTunnel(method).attribute(images, nt_samples=2, stdevs=0.3, target=classes)
+    assert noisy.shape == maps.shape
+    assert not torch.allclose(noisy, maps, rtol=1e-2)
+    change = sensitivity_max(
+        method.attribute, images, perturb_func=lambda pixels: pixels + 0.1, n_perturb_samples=1, target=classes
+    )
+    norms = [values.flatten(1).norm(dim=1) for values in (moved - maps, maps)]
+    torch.testing.assert_close(change, norms[0] / norms[1], rtol=1e-3, atol=1e-5)
+
+
 def test_captum_measures_the_sensitivity_of_a_method(tiny: tuple[View, Tensor, vitrail.Method]) -> None:
     from captum.metrics import sensitivity_max
 
@@ -71,6 +92,6 @@ def test_captum_measures_the_infidelity_of_a_method(tiny: tuple[View, Tensor, vi
         return torch.ones_like(inputs), torch.zeros_like(inputs)
 
     spread = method.attribute(images, target=1)
-    ex = infidelity(Logits(view), remove_all, images, spread, target=1)
+    ex = infidelity(method.forward_func, remove_all, images, spread, target=1)
     drop = view.logits(images)[:, 1] - view.logits(torch.zeros_like(images))[:, 1]
     torch.testing.assert_close(ex, (spread.sum((1, 2, 3)) - drop) ** 2, rtol=1e-3, atol=1e-5)

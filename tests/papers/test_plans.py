@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from rich.console import Console
+from tests.cli.test_scripts import KEYS
 from tests.helpers import batch, features, viewed
 from tests.papers.miniatures import make_data, stand_in
 from typer.testing import CliRunner
@@ -292,6 +293,7 @@ def test_the_command_runs_and_counts_what_failed(
         result = CliRunner().invoke(app, ["reproduce", "tis-figure4", *locations, *shared, "--json"])
     assert result.exit_code == 0
     printed = json.loads(result.stdout)
+    assert set(printed) == KEYS["reproduce"]
     assert printed["target"] == "tis-figure4"
     assert len(printed["cells"]) == 4
     words = ["reproduce", "tis-table3", "--data", "imagenet=scenes:2", "--model", "scenes", "--device", "cpu"]

@@ -30,6 +30,7 @@ from vitrail.calls import split_call
 from vitrail.errors import VitrailError
 from vitrail.files import save_atomically
 from vitrail.models.view import View
+from vitrail.plugins import plugin_versions
 from vitrail.version import __version__
 
 if TYPE_CHECKING:
@@ -339,7 +340,7 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 
 def environment(view: View) -> dict[str, Any]:
-    """Versions, device, git state, the preprocessing of the model, and the commit on the hub that it comes from."""
+    """Versions, also of plugins, device, git state, preprocessing of the model and its commit on the hub."""
     versions = {}
     for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -349,6 +350,7 @@ def environment(view: View) -> dict[str, Any]:
         "vitrail": __version__,
         "python": platform.python_version(),
         "versions": versions,
+        "plugins": plugin_versions(),
         "device": gpu or f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "platform": platform.platform(),
         "git": _git(),

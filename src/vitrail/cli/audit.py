@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitrail.bench.plan import ModelSpec
 from vitrail.cli import options
-from vitrail.cli.outputs import plural
+from vitrail.cli.codes import FAILED
+from vitrail.cli.outputs import plural, print_json
 from vitrail.cli.sources import print_skipped
 from vitrail.errors import VitrailError
 from vitrail.plugins import load_plugins
@@ -70,6 +71,7 @@ def audit(
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Audit a model on many images: errors, calibration, and predictions that rest on the wrong evidence."""
     from vitrail.audit.removal import parse_region
@@ -82,7 +84,7 @@ def audit(
     everywhere = [parse_region(text) for text in region or [] if "=" not in text]
     named = [(text.rpartition("=")[0], parse_region(text.rpartition("=")[2])) for text in single]
     load_plugins(plugin or [])
-    console = Console(highlight=False)
+    console = Console(stderr=as_json, highlight=False)
     spec = f"folder:{data}?table={table}" if table is not None else data
     chosen = model or _default_model(data)
 
@@ -107,8 +109,10 @@ def audit(
             load=lambda _: view, watch=watch,
         )  # fmt: skip
     _print_result(console, result)
+    if as_json:
+        print_json(_as_dict(result))
     if result.outcome.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _default_model(data: str) -> str:
@@ -151,6 +155,27 @@ def _progress(console: Console) -> Iterator[Any]:
 
     with watched(lambda name, done, total: None):
         yield line
+
+
+def _as_dict(result: Audit) -> dict[str, Any]:
+    """What --json prints."""
+    summary, outcome = result.summary, result.outcome
+    suspicions = [
+        {"class": suspicion.name, "score": suspicion.score, "confirmed": suspicion.is_confirmed,
+         "words": suspicion.words()} for suspicion in summary.suspicions
+    ]  # fmt: skip
+    return {
+        "report": result.report,
+        "files": result.files,
+        "headline": summary.headline(),
+        "totals": asdict(summary.totals),
+        "suspicions": suspicions,
+        "explained": outcome.images,
+        "known": outcome.known,
+        "failed": outcome.failed,
+        "first_error": outcome.first_error,
+        "seconds": outcome.seconds,
+    }
 
 
 def _print_result(console: Console, result: Audit) -> None:

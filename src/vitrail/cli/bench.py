@@ -19,7 +19,8 @@ from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.shard import Shard
 from vitrail.calls import call_name, split_list
 from vitrail.cli import options
-from vitrail.cli.outputs import plural
+from vitrail.cli.codes import FAILED
+from vitrail.cli.outputs import plural, print_json
 from vitrail.cli.sources import print_skipped
 from vitrail.errors import VitrailError
 from vitrail.plugins import load_plugins
@@ -91,9 +92,12 @@ def bench(
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Benchmark methods by metrics on many images; the same command resumes an interrupted run."""
     if watch is not None:
+        if as_json:
+            raise VitrailError("--watch draws a table for people: leave out --json, or read the run folder.")
         watch_run(watch)
         return
     settings: dict[str, Any] = {
@@ -102,7 +106,8 @@ def bench(
     }  # fmt: skip
     plugins = [path.expanduser().resolve() for path in plugin or []]
     part = None if shard is None else Shard.parse(shard)
-    measure = partial(run, device=device, retry=retry, plugins=plugins, shard=part)
+    console, page = Console(stderr=as_json, highlight=False), None
+    measure = partial(run, console, device=device, retry=retry, plugins=plugins, shard=part)
     if plan is not None and str(plan) in SUITES and not plan.exists():
         others = {"model": model, **settings, "preset": preset, "cluster": cluster, "workers": workers, **load_options}
         unused = [options.flag(name) for name, value in others.items() if value is not None]
@@ -110,43 +115,71 @@ def bench(
             raise VitrailError(f"{plan} determines its models, metrics and images: leave out {', '.join(unused)}.")
         load_plugins(plugins)
         place = None if data is None else Path(data)
-        failed = run_suite(str(plan), place, split_list(methods or []), out or Path(f"vitrail-{plan}"), measure)
+        folder = out or Path(f"vitrail-{plan}")
+        outcomes, page = run_suite(console, str(plan), place, split_list(methods or []), folder, measure)
     else:
         load_plugins(plugins)
         settings |= {"data": data, "methods": methods, "maps": None if maps else False}
         chosen = make_plan(plan, model, load_options, settings, preset)
-        failed = measure(chosen, out or Path("vitrail-run"), cluster=cluster, workers=workers)
-    if failed:
-        raise typer.Exit(1)
+        folder = out or Path("vitrail-run")
+        outcomes = {folder: measure(chosen, folder, cluster=cluster, workers=workers)}
+    if as_json:
+        print_json({"runs": [_as_dict(path, outcome) for path, outcome in outcomes.items()], "leaderboard": page})
+    if any(outcome.failed for outcome in outcomes.values()):
+        raise typer.Exit(FAILED)
+
+
+def _as_dict(folder: Path, outcome: Outcome) -> dict[str, Any]:
+    """What --json prints of a run."""
+    return {
+        "run": folder,
+        "measured": outcome.images,
+        "known": outcome.known,
+        "rows": outcome.rows,
+        "failed": outcome.failed,
+        "first_error": outcome.first_error,
+        "seconds": outcome.seconds,
+    }
 
 
 def run_suite(
-    name: str, folder: Path | None, methods: Sequence[str], out: Path, measure: Callable[[Plan, Path], int]
-) -> int:
-    """Measures the pairs of a suite one after another and writes its page; returns the number of failures.
+    console: Console,
+    name: str,
+    folder: Path | None,
+    methods: Sequence[str],
+    out: Path,
+    measure: Callable[[Plan, Path], Outcome],
+) -> tuple[dict[Path, Outcome], Path]:
+    """Measures the pairs of a suite one after another and writes its page; returns the runs and the page.
 
-    The methods of plugins are measured beside the suite's reference.
+    The methods of plugin files are measured beside the suite's reference; those of packages where they are named.
     """
     from vitrail.bench.suite import open_suite
     from vitrail.methods.registry import METHODS
     from vitrail.report.leaderboard import write_leaderboard
 
-    added = [entry for entry, factory in METHODS.entries().items() if not factory.__module__.startswith("vitrail.")]
+    added = [entry for entry in METHODS.entries() if is_of_plugin(entry)]
     suite = open_suite(name, folder, methods)
     if added and not methods:
         suite = open_suite(name, folder, [*added, *suite.reference])
-    console = Console(highlight=False)
-    failed = 0
+    outcomes: dict[Path, Outcome] = {}
     for pair in suite.pairs:
         if pair.plan is None:
             console.print(f"[dim]{escape(f'{pair.title} is left out: there is no {pair.missing}.')}[/]", soft_wrap=True)
             continue
         console.print(f"[bold]{escape(pair.title)}[/]: {escape(pair.about)}", soft_wrap=True)
-        failed += measure(pair.plan, out / pair.name)
+        outcomes[out / pair.name] = measure(pair.plan, out / pair.name)
     measured = {call for pair in suite.pairs if pair.plan is not None for call in pair.plan.methods}
-    page = write_leaderboard(out, suite.pairs, sorted(call for call in measured if call_name(call) in added))
+    page = write_leaderboard(out, suite.pairs, sorted(call for call in measured if is_of_plugin(call)))
     console.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
-    return failed
+    return outcomes, page
+
+
+def is_of_plugin(call: str) -> bool:
+    """Whether a method does not come with vitrail; for an aggregation, its base."""
+    from vitrail.methods.registry import get_method
+
+    return not get_method(call_name(call).partition(".")[0]).__module__.startswith("vitrail.")
 
 
 def make_plan(
@@ -181,7 +214,22 @@ def default_model(data: str) -> str:
     return {"scenes": "scenes", "scenes_text": "scenes-text"}.get(name, "photo")
 
 
+@dataclass(frozen=True)
+class ModelLoader:
+    """Loads the models of a plan; the workers of a cluster get a copy."""
+
+    device: str
+    plugins: Sequence[Path]
+
+    def __call__(self, spec: ModelSpec) -> View:
+        from vitrail.bench.run import load_model
+
+        load_plugins(self.plugins)
+        return load_model(replace(spec, options={"device": self.device, **spec.options}))
+
+
 def run(
+    console: Console,
     plan: Plan,
     out: Path,
     *,
@@ -191,27 +239,25 @@ def run(
     shard: Shard | None,
     cluster: str | None = None,
     workers: int | None = None,
-) -> int:
-    """Runs the plan and prints a summary; returns the number of failures, earlier ones included."""
+) -> Outcome:
+    """Runs the plan and prints a summary."""
     if workers is not None and cluster is None:
         raise VitrailError(f"--workers {workers} is for a cluster: give --cluster too.")
     if shard is not None and cluster is not None:
         raise VitrailError("--shard is for processes without a cluster: leave it out with --cluster.")
 
     from vitrail.bench.cluster import run_on_cluster
-    from vitrail.bench.run import load_model, open_plan_data
+    from vitrail.bench.run import open_plan_data
     from vitrail.bench.run import run as run_plan
     from vitrail.bench.store import Store
     from vitrail.cli.board import board_of
 
-    console = Console(highlight=False)
+    loader = ModelLoader(device, plugins)
 
-    def load(spec: ModelSpec) -> View:
-        load_plugins(plugins)  # a worker of a cluster is another process
-        view = load_model(replace(spec, options={"device": device, **spec.options}))
-        if cluster is None:
-            text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
-            console.print(text, style="dim", markup=False, soft_wrap=True)
+    def load_and_describe(spec: ModelSpec) -> View:
+        view = loader(spec)
+        text = f"Preprocessing of {view.name}: {view.preprocessing.describe()}."
+        console.print(text, style="dim", markup=False, soft_wrap=True)
         return view
 
     where = f"[bold]{escape(str(out))}[/]"
@@ -224,10 +270,10 @@ def run(
     try:
         with live or nullcontext(), watched(lambda name, done, total: None):  # no bars for single images
             if cluster is None:
-                outcome = run_plan(plan, out, load=load, watch=watch, retry=retry, data=data, shard=shard)
+                outcome = run_plan(plan, out, load=load_and_describe, watch=watch, retry=retry, data=data, shard=shard)
             else:
                 outcome = run_on_cluster(
-                    plan, out, cluster, load=load, watch=watch, retry=retry, workers=workers, data=data
+                    plan, out, cluster, load=loader, watch=watch, retry=retry, workers=workers, data=data
                 )
             final = board_of(plan, store, data.ids)
             if live:
@@ -242,7 +288,7 @@ def run(
     if not live:
         console.print(final)
     _print_outcome(console, outcome, out)
-    return outcome.failed
+    return outcome
 
 
 def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:

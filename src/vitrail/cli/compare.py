@@ -18,7 +18,7 @@ from rich.progress import track
 from vitrail.calls import join_call, parse_parameters, split_call, split_list
 from vitrail.cli import options
 from vitrail.cli.explain import print_estimate, print_model, print_top, ranked_classes
-from vitrail.cli.outputs import file_stems, join_parts, params_part, plural
+from vitrail.cli.outputs import file_stems, join_parts, params_part, plural, print_json
 from vitrail.cli.questions import Question
 from vitrail.cli.sources import Source, find_sources, true_classes
 from vitrail.errors import VitrailError
@@ -71,6 +71,7 @@ def compare(
     plugin: options.Plugins = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Compare the maps of several methods for one image, side by side."""
     if everything and methods:
@@ -92,14 +93,24 @@ def compare(
     built = build(view, calls, params)
     ending = _ending(built, params, questions, named=bool(methods))
     (stem,) = file_stems([source.path], out, ending)
-    run(built, questions, source, stem, look, trust)
+    console = Console(stderr=as_json, highlight=False)
+    picture, maps = run(console, built, questions, source, stem, look, trust)
+    if as_json:
+        print_json([{"picture": picture, **explanation.to_dict()} for explanation in maps])
 
 
-def run(methods: list[Method], questions: list[Question], source: Source, stem: Path, look: Look, trust: bool) -> None:
+def run(
+    console: Console,
+    methods: list[Method],
+    questions: list[Question],
+    source: Source,
+    stem: Path,
+    look: Look,
+    trust: bool,
+) -> tuple[Path, list[Explanation]]:
     """Writes the figure with its JSON file and prints where it is; after Ctrl-C, with the maps computed so far."""
     from vitrail.metrics.trust import COST
 
-    console = Console(highlight=False)
     view = methods[0].model
     print_model(console, view)
     (label,) = true_classes(console, view, [source])
@@ -126,6 +137,7 @@ def run(methods: list[Method], questions: list[Question], source: Source, stem: 
     console.print(f"{summary} → [bold]{escape(str(picture))}[/]", soft_wrap=True)
     if interrupt:
         raise interrupt
+    return picture, maps
 
 
 def _explanations(

@@ -19,7 +19,8 @@ from rich.table import Table
 
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
-from vitrail.cli.outputs import duration, file_stems, join_parts, params_part, plural
+from vitrail.cli.codes import FAILED
+from vitrail.cli.outputs import duration, file_stems, join_parts, params_part, plural, print_json
 from vitrail.cli.questions import ContrastError, OtherQuestion, Question, check_reads_texts, merged, other_question
 from vitrail.cli.sources import Source, find_sources, skipped_files, true_classes
 from vitrail.errors import VitrailError
@@ -129,9 +130,9 @@ def explain(
     )
     run.explain(sources, out)
     if as_json:
-        print(json.dumps(run.results, indent=1, default=str))  # noqa: T201
+        print_json(run.results)
     if run.failures:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _build(view: View, call: str | None, extra: dict[str, Any]) -> Method:

@@ -1,8 +1,7 @@
-"""``vitrail models``, ``vitrail methods`` and ``vitrail metrics``: tables, or JSON."""
+"""``vitrail models``, ``vitrail methods``, ``vitrail metrics`` and ``vitrail data``: tables, or JSON."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -14,9 +13,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from vitrail.cli.options import Json, Plugins, Prompt
-from vitrail.cli.outputs import plural
+from vitrail.cli.outputs import plural, print_json
 from vitrail.errors import VitrailError
 from vitrail.plugins import load_plugins
+from vitrail.registry import matching
 
 if TYPE_CHECKING:
     from vitrail.models.view import View
@@ -26,12 +26,14 @@ HEADERS = {"class-specific": "class"}
 
 def models(
     pattern: Annotated[str, typer.Argument(metavar="GLOB", help="Only matching names, e.g. 'deit*'.")] = "*",
+    plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
     """List the models with the tag, classes and input size of their default weights, and what can be seen of them.
 
     tokens: a plain ViT, for every method; features only: masks, pixel gradients and CAMs; logits only: without CAMs.
     """
+    load_plugins(plugin or [])
     note = "0 classes: no head; tag –: no weights; these need --checkpoint (or another tag, as NAME.TAG)"
     show(list_models(pattern), as_json, "model", f"{_matching(pattern)}; {note}")
 
@@ -67,12 +69,30 @@ def metrics(
     show(list_metrics(pattern), as_json, "metric", hidden=("family", "paper"))
 
 
+def data(
+    pattern: Annotated[str, typer.Argument(metavar="GLOB", help="Only matching names, e.g. 'imagenet*'.")] = "*",
+    plugin: Plugins = None,
+    as_json: Json = False,
+) -> None:
+    """List the data sets that --data takes by name, as NAME:PLACE?OPTION=VALUE; a folder of images needs no name."""
+    from vitrail.data.names import describe_data
+
+    load_plugins(plugin or [])
+    rows = describe_data(pattern)
+    if not as_json:
+        rows = [{**row, "options": ", ".join(row["options"])} for row in rows]
+    show(rows, as_json, "data set", _matching(pattern))
+
+
 def list_models(pattern: str) -> list[dict[str, Any]]:
-    """Embedded models and the classifiers of timm, with the tag, classes and input size of their default weights."""
+    """Embedded models, those of plugins and the classifiers of timm, with the tag of their default weights, classes and
+    input size.
+    """
     import timm
 
     from vitrail.models import embedded
     from vitrail.models.names import kind_of_view
+    from vitrail.models.registry import MODELS
 
     rows: list[tuple[Any, ...]] = []
     for name in embedded.names():
@@ -80,6 +100,7 @@ def list_models(pattern: str) -> list[dict[str, Any]]:
             about = embedded.card(name)
             size = about["architecture"]["img_size"]
             rows.append((name, "embedded", embedded.classes(about), f"{size}×{size}", "tokens"))
+    rows += [(name, "plugin", None, None, None) for name in matching(MODELS.every_entry(), pattern)]
     for name in timm.list_models(pattern):
         kind = kind_of_view(name)
         if kind is None:
@@ -127,8 +148,9 @@ def load_without_weights(name: str, prompts: list[str] | None = None) -> View:
 
     from vitrail.models import embedded
     from vitrail.models.loading import load
+    from vitrail.models.registry import is_registered
 
-    if name.startswith("hf:") or name in embedded.names() or prompts is not None:
+    if name.startswith("hf:") or name in embedded.names() or prompts is not None or is_registered(name):
         return load(name, prompts=prompts)
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
@@ -142,7 +164,7 @@ def _matching(pattern: str) -> str:
 def show(rows: list[dict[str, Any]], as_json: bool, noun: str, remark: str = "", hidden: Collection[str] = ()) -> None:
     """Prints a table, or JSON."""
     if as_json:
-        print(json.dumps(rows, indent=1))  # noqa: T201
+        print_json(rows)
         return
     hidden = {"summary", "parameters", "aliases", *hidden}
     if "supported" in rows[0]:  # the reason needs the room

@@ -34,7 +34,11 @@ Params = Annotated[
 ]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE.py", help="Python file with methods or metrics of your own; repeatable."),
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        help="Python file with methods, metrics, data sets or models of your own; repeatable.",
+    ),
 ]
 Prompt = Annotated[
     list[str] | None,

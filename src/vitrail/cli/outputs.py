@@ -1,10 +1,11 @@
-"""The names of the files that ``vitrail explain`` and ``vitrail compare`` write, and words for numbers."""
+"""What commands print and write: JSON, the names of files, and words for numbers."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,26 @@ if TYPE_CHECKING:
     from vitrail.models.view import View
 
 MAX_LENGTH = 60  # characters that are added to a name
+
+
+def print_json(result: Any) -> None:
+    """Prints the result of a command, all that --json writes to the standard output.
+
+    NaN and infinity, which JSON lacks, become null.
+    """
+    print(json.dumps(_as_json(result), indent=1, allow_nan=False), flush=True)  # noqa: T201
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # numbers of numpy
+        return _as_json(value.tolist())
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def class_part(view: View, index: int) -> str:

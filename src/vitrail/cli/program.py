@@ -23,9 +23,10 @@ from typer.core import TyperArgument, TyperCommand
 
 from vitrail.cli.audit import audit
 from vitrail.cli.bench import bench
+from vitrail.cli.codes import DONE, FAILED, INTERRUPTED, TERMINATED
 from vitrail.cli.compare import compare
 from vitrail.cli.explain import explain
-from vitrail.cli.listing import methods, metrics, models
+from vitrail.cli.listing import data, methods, metrics, models
 from vitrail.cli.report import report
 from vitrail.cli.reproduce import reproduce
 from vitrail.cli.serve import serve
@@ -33,8 +34,6 @@ from vitrail.cli.similar import similar
 from vitrail.cli.train import train_explainer
 from vitrail.errors import VitrailError
 from vitrail.files import printable
-
-INTERRUPTED, TERMINATED = 130, 143  # exit codes after Ctrl-C, as typer has it, and after SIGTERM
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # why output cannot be written
 SAVING = 5.0  # seconds in which a second SIGTERM does not interrupt the saving: timeout(1) sends two
@@ -73,6 +72,7 @@ for command in (
     models,
     methods,
     metrics,
+    data,
     bench,
     audit,
     report,
@@ -91,6 +91,8 @@ def main() -> None:
             stream.reconfigure(errors="vitrail")  # "→" must not end a run whose output has an old encoding
     # matplotlib, used for its fonts and colour maps, complains where it cannot write its cache
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    if sys.stderr is None or not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the hub would draw them into log files
     with warnings.catch_warnings(), _sigterm_as_keyboard_interrupt() as sigterms:
         warn_once = functools.cache(functools.partial(_print_error, "[yellow]Warning:[/]"))
         warnings.showwarning = lambda message, *_: warn_once(str(message))
@@ -108,7 +110,7 @@ def _run() -> str | int | None:
             app()
         finally:
             _flush()
-        return 0
+        return DONE
     except SystemExit as stop:
         return stop.code
     except VitrailError as error:
@@ -165,7 +167,7 @@ def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
 
 def _fail(message: str) -> int:
     _print_error("[bold red]Error:[/]", message)
-    return 1
+    return FAILED
 
 
 def _print_error(prefix: str, text: str) -> None:

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from vitrail.cli.options import comma_separated
-from vitrail.cli.outputs import plural
+from vitrail.cli.options import Json, comma_separated
+from vitrail.cli.outputs import plural, print_json
 
 
 def report(
@@ -27,12 +27,13 @@ def report(
     stale: Annotated[
         bool, typer.Option("--stale", help="Include methods, metrics and versions that are not in the plan, marked.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write tables, figures and an HTML page from benchmark runs."""
     from vitrail.report.report import report as write_report
-    from vitrail.report.tables import error_count
+    from vitrail.report.tables import error_count, long_rows
 
-    console = Console(highlight=False)
+    console = Console(stderr=as_json, highlight=False)
     summary, paths = write_report(runs, out, comma_separated(formats), stale)
     results = summary.results
     for index, setting in enumerate(results.settings):
@@ -50,3 +51,11 @@ def report(
         console.print(f"[yellow]{plural(error_count(summary), 'error')}[/], listed in the report")
     for path in sorted(paths, key=lambda path: path.suffix != ".html"):
         console.print(f"→ [bold]{escape(str(path))}[/]", soft_wrap=True)
+    if as_json:
+        print_json({
+            "files": paths,
+            "results": list(long_rows(summary)),
+            "unmeasured": unmeasured,
+            "stale": results.stale,
+            "errors": error_count(summary),
+        })  # fmt: skip

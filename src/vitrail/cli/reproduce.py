@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from vitrail.cli.codes import FAILED
 from vitrail.cli.options import Device, Json, Retry, comma_separated
+from vitrail.cli.outputs import print_json
 from vitrail.errors import VitrailError
 from vitrail.papers.catalogue import targets
 from vitrail.progress import counted
@@ -78,11 +79,11 @@ def reproduce(
         watch=Bar().see,
     )
     if as_json:
-        print(json.dumps(result.as_dict(), indent=1))  # noqa: T201
+        print_json({**result.as_dict(), "table": result.folder / "table.csv"})
     else:
         show_result(result, console)
     if result.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def list_targets(pattern: str = "*") -> list[dict[str, Any]]:
@@ -104,7 +105,7 @@ def list_targets(pattern: str = "*") -> list[dict[str, Any]]:
 def show_targets(rows: Sequence[Mapping[str, Any]], as_json: bool = False) -> None:
     """Prints a table, or JSON."""
     if as_json:
-        print(json.dumps(list(rows), indent=1))  # noqa: T201
+        print_json(list(rows))
         return
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("target", no_wrap=True)

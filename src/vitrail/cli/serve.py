@@ -13,6 +13,7 @@ from rich.console import Console
 
 from vitrail.app.server.settings import MIB, Settings, is_loopback, is_wildcard, network_address, spare_cores
 from vitrail.cli import options
+from vitrail.cli.outputs import print_json
 from vitrail.errors import VitrailError
 
 MODELS = ("photo", "scenes")
@@ -48,6 +49,7 @@ def serve(
     cache_mb: Annotated[int, typer.Option(min=1, help="Size of the cache of images and responses, in MiB.")] = 256,
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
+    as_json: options.Json = False,
 ) -> None:
     """Serve the web page and its HTTP API."""
     settings = Settings(
@@ -61,10 +63,10 @@ def serve(
         load_options=load_options,
         plugins=tuple(plugin or ()),
     )
-    run(settings, options.comma_separated(model))
+    run(settings, options.comma_separated(model), as_json)
 
 
-def run(settings: Settings, models: list[str]) -> None:
+def run(settings: Settings, models: list[str], as_json: bool = False) -> None:
     """Serves until Ctrl-C."""
     import asyncio  # slow to import, and every command of the program imports this file
 
@@ -72,7 +74,7 @@ def run(settings: Settings, models: list[str]) -> None:
     check_options(settings, models)
     settings = with_token(settings)
     with bind(settings) as listener, suppress(KeyboardInterrupt):
-        asyncio.run(_serve(settings, models or list(MODELS), listener))
+        asyncio.run(_serve(settings, models or list(MODELS), listener, as_json))
 
 
 def check_extra() -> None:
@@ -128,13 +130,16 @@ def address(settings: Settings, listener: socket.socket) -> str:
     return f"http://{host}:{port}/{fragment}"
 
 
-async def _serve(settings: Settings, models: list[str], listener: socket.socket) -> None:
+async def _serve(settings: Settings, models: list[str], listener: socket.socket, as_json: bool) -> None:
     from vitrail.app.server.application import Server
 
-    console = Console(highlight=False)
+    console = Console(stderr=as_json, highlight=False)
     console.print(f"Loading {', '.join(models)} …", markup=False)
     server = Server(settings, models)
     await server.service.start()
     console.print(f"vitrail is at {address(settings, listener)}", markup=False, soft_wrap=True)
     console.print("Press Ctrl-C to stop.")
+    if as_json:
+        url = address(settings, listener).partition("#")[0]
+        print_json({"url": url, "token": settings.token, "models": models})
     await server.serve(sockets=[listener])

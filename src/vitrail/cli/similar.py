@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ from rich.markup import escape
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
 from vitrail.cli.explain import print_model
-from vitrail.cli.outputs import file_stems
+from vitrail.cli.outputs import file_stems, print_json
 from vitrail.cli.sources import find_sources
 from vitrail.errors import VitrailError
 from vitrail.show.look import Look
@@ -69,4 +68,4 @@ def similar(
     picture = images.save(stem.with_name(stem.name + ".png"), look=look)
     console.print(f"{measure} [bold]{images.score:.3f}[/] → [bold]{escape(str(picture))}[/]", soft_wrap=True)
     if as_json:
-        print(json.dumps({"score": images.score, "picture": str(picture), **images.to_dict()}, default=str))  # noqa: T201
+        print_json({"score": images.score, "picture": picture, **images.to_dict()})

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vitrail.cli import options
+from vitrail.cli.outputs import print_json
 
 
 @options.grouped(load_options=options.load_options)
@@ -48,6 +49,7 @@ def train_explainer(
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Train the explainer of a model for vit_shapley, which then predicts Shapley values in one forward pass.
 
@@ -73,7 +75,7 @@ def train_explainer(
     view, examples = load(model, device=device, **load_options), open_data(data)
     if images is not None:
         examples = examples.subset(images, seed)
-    console = Console(highlight=False)
+    console = Console(stderr=as_json, highlight=False)
     console.print(
         f"{escape(view.name)}: {steps} steps of {batch_size} of the {len(examples)} images of {escape(examples.name)}, "
         f"{subsets} subsets each"
@@ -92,3 +94,5 @@ def train_explainer(
     console.print(
         f"→ [bold]{escape(str(out))}[/]; use it with explain --method vit_shapley -p explainer={escape(str(out))}"
     )
+    if as_json:
+        print_json({"explainer": out, **report._asdict()})

@@ -19,7 +19,7 @@ from vitrail.data.memory import InMemory
 from vitrail.data.scenes import Scene, SceneData, Scenes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, reading
-from vitrail.registry import Registry
+from vitrail.registry import Registry, first_line, matching
 
 # (folder or file, **options) → a data set, or a list of images as ``open_data`` takes it.
 Opener: TypeAlias = Callable[..., DataSet | Sequence[Any]]
@@ -33,20 +33,22 @@ class BuiltIn:
     class_name: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def _class(self) -> Callable[..., DataSet]:
+    @property
+    def opener(self) -> Callable[..., DataSet]:
+        """The class of the data set."""
         opener: Callable[..., DataSet] = getattr(import_module("vitrail.data"), self.class_name)
         return opener
 
     def __call__(self, place: str, **options: Any) -> DataSet:
-        return self._class()(place, **self.fixed, **options)
+        return self.opener(place, **self.fixed, **options)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        parameters = inspect.signature(self._class()).parameters
+        parameters = inspect.signature(self.opener).parameters
         return inspect.Signature([option for name, option in parameters.items() if name not in self.fixed])
 
 
-DATA_SETS: Registry[Opener] = Registry("data set")
+DATA_SETS: Registry[Opener] = Registry("data set", group="vitrail.data")
 
 
 def data_set(name: str) -> Callable[[O], O]:
@@ -161,6 +163,25 @@ def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> Dat
     return data.subset(**subset)
 
 
+def describe_data(pattern: str = "*") -> list[dict[str, Any]]:
+    """Every data set whose name matches the glob, as a row of a listing: its place, its options and their defaults."""
+    entries = DATA_SETS.every_entry()
+    rows = []
+    for name in matching(entries, pattern):
+        opener = entries[name]
+        place, *options = inspect.signature(opener).parameters.values()
+        is_required = place.default is inspect.Parameter.empty
+        rows.append({
+            "name": name,
+            "place": "required" if is_required else "optional",
+            "options": {option.name: option.default for option in options},
+            "summary": first_line(opener.opener if isinstance(opener, BuiltIn) else opener),
+        })  # fmt: skip
+    if not rows:
+        raise VitrailError(f"no data set matches {pattern!r}; `vitrail data` lists all.")
+    return rows
+
+
 def data_name(spec: str) -> str:
     """A canonical name of the data of a specification, without its subset: the same however the path is written."""
     if _PLUS in spec and not Path(spec).exists():
@@ -182,7 +203,7 @@ def _parse_spec(spec: str, is_path: bool) -> tuple[str, str, dict[str, Any]]:
     if is_path or (spec and spec not in names and Path(spec).exists()):
         return "folder", spec, {}
     kind = spec.partition("?")[0].partition(":")[0]
-    if kind in names:
+    if kind.isidentifier() and DATA_SETS.get(kind) is not None:
         rest = spec.removeprefix(kind).removeprefix(":")
         if rest and Path(rest).exists():
             return kind, rest, {}
@@ -192,7 +213,8 @@ def _parse_spec(spec: str, is_path: bool) -> tuple[str, str, dict[str, Any]]:
         try:
             DATA_SETS[kind]
         except VitrailError as error:
-            raise VitrailError(f"{error} Data sets: {', '.join(names)}; or give the path of a folder.") from None
+            listed = ", ".join(DATA_SETS.every_entry())
+            raise VitrailError(f"{error} Data sets: {listed}; or give the path of a folder.") from None
     place, _, query = spec.partition("?")
     return "folder", place, _parse_options(query, spec)
 

@@ -1,4 +1,4 @@
-"""Explanations where people already work: training loops, trackers of experiments, tools for data."""
+"""Where vitrail meets other libraries: training loops, trackers of experiments, tools for data, measures of maps."""
 
 import lazy_loader
 

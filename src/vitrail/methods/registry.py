@@ -72,7 +72,7 @@ RECOMMENDED_ON_LOGITS = (
 )  # fmt: skip
 
 METHODS: Registry[MethodFactory] = Registry(
-    "method", [f"vitrail.methods.{module}" for module in MODULES], ALIASES, "vitrail methods"
+    "method", [f"vitrail.methods.{module}" for module in MODULES], ALIASES, "vitrail methods", "vitrail.methods"
 )
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -129,7 +129,7 @@ def method(
 
 def list_methods(pattern: str = "*") -> dict[str, MethodInfo]:
     """Every method whose name matches the glob, compositions included."""
-    factories = METHODS.entries()
+    factories = METHODS.every_entry()
     names = [*factories]
     names += [f"{name}.{suffix}" for name, factory in factories.items() for suffix in _aggregations(factory)]
     return {name: get_method(name).info for name in matching(names, pattern)}
@@ -145,6 +145,7 @@ def get_method(name: str) -> MethodFactory:
     if dot and not suffix:
         raise VitrailError(f"{name!r} ends with a dot: expected an aggregation after it, as in {base}.plus.")
     if base in ALIASES:
+        METHODS.mention_hidden(base)
         base, _, aliased = ALIASES[base].partition(".")
         suffix = ".".join(filter(None, (aliased, suffix)))
     factory = METHODS[base]

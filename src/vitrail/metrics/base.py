@@ -204,7 +204,10 @@ class MethodMetric(Metric):
 M = TypeVar("M", bound=type[Metric])
 
 METRICS: Registry[type[Metric]] = Registry(
-    "metric", [f"vitrail.metrics.{module}" for module in MODULES], listing="vitrail metrics"
+    "metric",
+    [f"vitrail.metrics.{module}" for module in MODULES],
+    listing="vitrail metrics",
+    group="vitrail.metrics",
 )
 
 
@@ -241,7 +244,7 @@ def metric(
 
 def list_metrics(pattern: str = "*") -> dict[str, MetricInfo]:
     """Every metric whose name matches the glob."""
-    return {name: METRICS[name].info for name in matching(METRICS.entries(), pattern)}
+    return {name: METRICS[name].info for name in matching(METRICS.every_entry(), pattern)}
 
 
 def get_metric(name: str) -> type[Metric]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from vitrail.models.checkpoints import head_of, linear_head, load_state, read_st
 from vitrail.models.hub import cached_commit, split_revision
 from vitrail.models.names import classes, tags, with_head
 from vitrail.models.preprocessing import Preprocess
+from vitrail.models.registry import MODELS, build, is_built_in, is_registered
 from vitrail.models.view import Output, View
 from vitrail.models.wrapping import as_pair, outline, prompts_of, wrap
 from vitrail.models.zero_shot import Prompts, checked_prompts
@@ -62,8 +64,9 @@ def load(
 
     Args:
         name: a timm name (its tag allowed), ``hf_hub:ORG/NAME`` (a timm model on the hub), ``hf:ORG/NAME`` or
-            ``hf:./folder`` (Hugging Face), ``torchvision:NAME``, or an embedded model; None = the embedded default.
-            ``NAME@REVISION`` pins what comes from the hub to a branch, tag or commit.
+            ``hf:./folder`` (Hugging Face), ``torchvision:NAME``, an embedded model, or one registered with
+            ``vitrail.model``; None = the embedded default. ``NAME@REVISION`` pins what comes from the hub to a branch,
+            tag or commit.
         checkpoint: a file with the weights (safetensors or torch).
         head: a file with weights that replace those of ``checkpoint``: those of a linear probe, for example. With
             ``pool``: a file with the weights of a linear head for a backbone.
@@ -110,6 +113,9 @@ def load(
         device=device,
         dtype=dtype,
     )
+    kind = (name or "").partition(":")[0]
+    if is_built_in(kind):
+        MODELS.mention_hidden(kind)
     if name is None or name in embedded.names():
         request.refuse_for_embedded()
         view = embedded.load_embedded(name, prompts)
@@ -121,6 +127,8 @@ def load(
         )
     elif name.startswith("torchvision:"):
         view = _load_torchvision(request)
+    elif is_registered(name):
+        view = _load_registered(request)
     else:
         view = _load_timm(request)
     changes = {"fit": fit, "mean": mean, "std": std, "crop_pct": crop_pct, "interpolation": interpolation}
@@ -325,12 +333,31 @@ def _load_torchvision(request: LoadRequest) -> View:
     if request.img_size is not None and is_vit:
         arguments["image_size"] = request.img_size
     weights = models.get_model_weights(short).DEFAULT if request.wants_weights else None
-    module = _fetch(request.name, lambda: models.get_model(short, weights=weights, **arguments))
+    shows_progress = sys.stderr is not None and sys.stderr.isatty()
+    module = _fetch(
+        request.name, lambda: models.get_model(short, weights=weights, progress=shows_progress, **arguments)
+    )
     _fill(module, state, request)
     view = request.view(module, img_size=None if is_vit else request.img_size)
     if weights is not None and request.img_size is None:
         view.preprocessing = Preprocess.from_torchvision(weights.transforms())
     return view
+
+
+def _load_registered(request: LoadRequest) -> View:
+    sizes = {"pretrained": request.pretrained, "num_classes": request.num_classes, "img_size": request.img_size}
+    options = {**{name: value for name, value in sizes.items() if value is not None}, **request.model_args}
+    made = build(request.name, options)
+    if isinstance(made, View):
+        others = sorted(set(request.spec()) - {"name", *options})
+        if others:
+            raise VitrailError(f"the model {request.name} is a complete view: leave out {', '.join(others)}.")
+        made.name = request.name
+        return made
+    state = request.state()
+    if state is not None:
+        load_state(made, state, str(request.checkpoint))
+    return request.view(made)
 
 
 def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: LoadRequest) -> None:
@@ -542,13 +569,13 @@ def _unknown_name(name: str) -> VitrailError:
     import timm
 
     stem = name.partition(".")[0]
-    close = difflib.get_close_matches(stem, timm.list_models(), n=4)
+    close = difflib.get_close_matches(stem, [*timm.list_models(), *MODELS.every_entry()], n=4)
     hint = f" Did you mean {', '.join(close)}?" if close else ""
     if timm.is_model(stem):
         hint = f" {stem} has the tags {', '.join(n.split('.', 1)[1] for n in tags(stem)) or 'none'}."
     return VitrailError(
         f"there is no model {name!r}.{hint} Names are timm's (vitrail models 'vit*'), hf_hub:ORG/NAME, hf:ORG/NAME, "
-        f"hf:./folder or torchvision:NAME."
+        f"hf:./folder, torchvision:NAME or those of plugins."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vitrail.report.figures import curve_axis
@@ -102,13 +103,14 @@ def _curves(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _environment_line(run: str, about: Mapping[str, Any]) -> str:
-    """Versions, device and commit of a run."""
-    versions, git = about.get("versions") or {}, about.get("git")
+    """Versions, device, plugins and commit of a run."""
+    versions, git, plugins = about.get("versions") or {}, about.get("git"), about.get("plugins") or {}
     parts = [
         f"vitrail {about['vitrail']}" if about.get("vitrail") else "",
         about.get("device"),
         about.get("platform"),
         *(f"{name} {versions[name]}" for name in ("torch", "timm") if name in versions),
+        *(f"{Path(name).name} {version}" for name, version in plugins.items()),
         f"commit {str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}" if git else "",
         f"started {str(about['started'])[:19]}" if about.get("started") else "",
     ]

@@ -17,6 +17,7 @@ from vitrail.version import __version__
 MARKDOWN_COLUMNS = 8  # for several settings side by side
 LATEX_COLUMNS = 5
 LISTED_ERRORS = 20
+LONG = "run data model model_hash explained method metric better mean low high n p rank seconds".split()
 AGREEMENT = (
     "Spearman’s rank correlation over methods, each metric oriented so that higher is better: 1 = the same order, −1 = "
     "the opposite. Above the diagonal: of the methods’ means; below it: the mean of per-image correlations."
@@ -109,18 +110,22 @@ def wide_csv(summary: Summary) -> str:
     return _csv(header, lines)
 
 
-def long_csv(summary: Summary) -> str:
-    """One line per setting, method and metric."""
-    results, lines = summary.results, []
-    better = {1: "higher", -1: "lower", 0: ""}
+def long_rows(summary: Summary) -> Iterator[dict[str, Any]]:
+    """One row per setting, method and metric."""
+    results, better = summary.results, {1: "higher", -1: "lower", 0: ""}
     for s, setting in enumerate(results.settings):
         about = (setting.run, setting.data, setting.model, setting.model_hash, setting.explained)
         for m, method in enumerate(results.methods):
             for column, cell in zip(results.metrics, summary.cells[s][m], strict=True):
-                numbers = (cell.mean, cell.low, cell.high, cell.n, cell.p, cell.rank or "", setting.seconds[m])
-                lines.append([*about, method, column.name, better[column.better], *numbers])
-    header = "run data model model_hash explained method metric better mean low high n p rank seconds"
-    return _csv(header.split(), lines)
+                numbers = (cell.mean, cell.low, cell.high, cell.n, cell.p, cell.rank or None, setting.seconds[m])
+                values = (*about, method, column.name, better[column.better], *numbers)
+                yield dict(zip(LONG, values, strict=True))
+
+
+def long_csv(summary: Summary) -> str:
+    """The same as CSV."""
+    lines = [["" if value is None else value for value in row.values()] for row in long_rows(summary)]
+    return _csv(LONG, lines)
 
 
 def agreement_csv(summary: Summary) -> str:
