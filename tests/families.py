@@ -157,7 +157,7 @@ def _huggingface_texts(kind: str) -> nn.Module:
     tower = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     text = {**tower, **tokens, "vocab_size": len(WORDS), "max_position_embeddings": 8}
-    vision = {**tower, "image_size": 32, "patch_size": 8}
+    vision = {**tower, "patch_size": 8} | ({"num_patches": 16} if kind == "Siglip2" else {"image_size": 32})
     joint = {"projection_dim": 24} if kind == "CLIP" else {}
     config = getattr(transformers, f"{kind}Config")
     return getattr(transformers, f"{kind}Model")(config(text_config=text, vision_config=vision, **joint))
@@ -179,6 +179,22 @@ def yolos(mid: bool = True, dtype: torch.dtype = torch.float64, **changes: Any) 
     return module.eval().to(dtype)
 
 
+def eomt(kind: str = "Eomt", dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
+    """A segmenter with five queries, which join the last two of its four blocks; kind: "Eomt" or "EomtDinov3"."""
+    import transformers
+
+    tiny = {"image_size": 32, "patch_size": 8, "hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": 2}
+    tiny |= {"num_blocks": 2, "num_queries": 5, "num_register_tokens": 2, "num_upscale_blocks": 2}
+    tiny |= {"id2label": dict(enumerate(OBJECTS))}
+    tiny |= {"mlp_ratio": 2} if kind == "Eomt" else {"intermediate_size": 48}
+    config = getattr(transformers, f"{kind}Config")(**(tiny | changes))
+    with torch.random.fork_rng(devices=[]):
+        module = getattr(transformers, f"{kind}ForUniversalSegmentation")(config)
+    randomize(module, seed=0)
+    module.attn_mask_probs.zero_()  # as at the end of the training
+    return module.eval().to(dtype)
+
+
 @functools.cache
 def tokenizer() -> Any:
     """The tokenizer of the tiny models that read texts."""
@@ -194,7 +210,7 @@ def tokenizer() -> Any:
 
 def read_texts(module: Any, texts: Sequence[str] = PROMPTS) -> dict[str, Tensor]:
     """The input of the text tower; SigLIP attends to its padding."""
-    if type(module).__name__ == "SiglipModel":
+    if type(module).__name__ in ("SiglipModel", "Siglip2Model"):
         tokens = tokenizer()(list(texts), padding="max_length", max_length=8, return_tensors="pt")
         return {"input_ids": tokens["input_ids"]}
     tokens = tokenizer()(list(texts), padding=True, return_tensors="pt")

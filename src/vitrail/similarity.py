@@ -15,7 +15,7 @@ from vitrail.data.images import ImageSource
 from vitrail.errors import VitrailError
 from vitrail.explanation import Explanation
 from vitrail.files import write_together
-from vitrail.models.loading import as_view
+from vitrail.models.loading import as_view, load_embedder
 from vitrail.models.questions import Measure
 from vitrail.models.view import View
 from vitrail.show.figure import labelled, linked, png_bytes
@@ -104,7 +104,7 @@ def similar(
         pairs: False leaves the pairs out.
         params: parameters of the method.
     """
-    view = as_view(model)
+    view = load_embedder(model) if isinstance(model, str) else as_view(model)
     if measure not in ("cosine", "dot"):
         raise VitrailError(f'measure must be "cosine" or "dot", but got {measure!r}.')
     kind: Measure = "cosine" if measure == "cosine" else "dot"

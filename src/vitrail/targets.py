@@ -33,8 +33,7 @@ from vitrail.models.questions import (
     compared,
     embed,
     grouped,
-    patch_weights,
-    within,
+    in_mask,
 )
 from vitrail.models.view import View
 
@@ -252,7 +251,7 @@ class Region(Place):
                 f"the region lies outside the part of the image that {view.name} sees "
                 f'({view.preprocessing.describe()}): choose another region, or fit="squash" or "pad".'
             )
-        return within(view, patch_weights(seen, view.grid).tolist())
+        return in_mask(view, seen)
 
     def same_as(self, other: Any) -> bool:
         return isinstance(other, Region) and np.array_equal(read_mask(self.mask), read_mask(other.mask))

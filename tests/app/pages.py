@@ -58,6 +58,13 @@ def visit_reading(browser: Any, reading: Any, heard: Heard) -> Iterator[Visit]:
         yield open_page
 
 
+@pytest.fixture
+def visit_placing(browser: Any, placing: Any, heard: Heard) -> Iterator[Visit]:
+    """The same with a detector, a segmenter and a backbone without a head."""
+    with visiting(browser, placing.url, heard) as open_page:
+        yield open_page
+
+
 @contextmanager
 def visiting(browser: Any, url: str, heard: Heard) -> Iterator[Visit]:
     contexts = []

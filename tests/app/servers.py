@@ -72,3 +72,21 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def small_client(small: Any) -> Iterator[Any]:
     with small.client() as http_client:
         yield http_client
+
+
+@pytest.fixture(scope="session")
+def placing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """With a tiny detector, a tiny segmenter and a tiny backbone without a head."""
+    import torch
+    from tests import families
+    from tests.app.serving import inner_server
+
+    from vitrail.app.server.settings import Settings
+
+    folder = tmp_path_factory.mktemp("places")
+    families.yolos(dtype=torch.float32).save_pretrained(folder / "yolos")
+    families.eomt(dtype=torch.float32).save_pretrained(folder / "eomt")
+    families.build("hf_dinov2").base_model.save_pretrained(folder / "dinov2")
+    settings = Settings(port=0, threads=1, plugins=(QUICK_TRUST,))
+    with inner_server(settings, *(f"hf:{folder / name}" for name in ("yolos", "eomt", "dinov2"))) as server:
+        yield server

@@ -213,14 +213,20 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
         return (module, {"missing_keys": [], "mismatched_keys": []}) if output_loading_info else module
 
     def config(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {
-            "architectures": ["YolosForObjectDetection"] if "yolos" in source else ["ViTForImageClassification"]
-        }, {}
+        kinds = {"yolos": "YolosForObjectDetection", "eomt": "EomtForUniversalSegmentation"}
+        kind = next((kind for name, kind in kinds.items() if name in source), "ViTForImageClassification")
+        return {"architectures": [kind]}, {}
 
     def detector(source: str, output_loading_info: bool, **_: Any) -> Any:
         return families.yolos(dtype=torch.float32), {"missing_keys": [], "mismatched_keys": []}
 
+    def segmenter(source: str, output_loading_info: bool, **_: Any) -> Any:
+        names = {i: ["sofa", "bed", "cup", "car", "cow"][i] for i in range(5)}
+        return families.eomt(dtype=torch.float32, id2label=names), {"missing_keys": [], "mismatched_keys": []}
+
     def processor(source: str, **_: Any) -> Any:
+        if "eomt" in source:
+            return transformers.EomtImageProcessor(do_split_image=True)
         if "yolos" in source:
             return transformers.YolosImageProcessor()
         if "clip" not in source:
@@ -229,6 +235,7 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", config)
     monkeypatch.setattr(transformers.AutoModelForObjectDetection, "from_pretrained", detector)
+    monkeypatch.setattr(transformers.AutoModelForUniversalSegmentation, "from_pretrained", segmenter)
     monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", model)
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", zero_shot)
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda source, **_: families.tokenizer())

@@ -258,7 +258,7 @@ def saved(kind: str, place: Path) -> Path:
         ("DeformableDetrForObjectDetection", "its boxes come from a decoder"),
         ("RTDetrForObjectDetection", "its boxes come from a decoder"),
         ("SegformerForSemanticSegmentation", "it merges patches or decodes them together"),
-        ("EomtForUniversalSegmentation", "it merges patches or decodes them together"),
+        ("BeitForSemanticSegmentation", "it merges patches or decodes them together"),
     ],
 )
 def test_decoders_are_refused_by_name(kind: str, message: str, tmp_path: Path) -> None:

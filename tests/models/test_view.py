@@ -351,7 +351,7 @@ def test_eva_attention_pool_sees_its_prefix_tokens() -> None:
 def test_head_and_pool_go_together() -> None:
     backbone = FAMILIES["hf_dinov3_token"].build()
     with pytest.raises(VitrailError, match="head= and pool="):
-        vitrail.wrap(backbone)
+        vitrail.explain(backbone, torch.zeros(3, 24, 32))
     with pytest.raises(VitrailError, match='pool="token"'):
         vitrail.wrap(backbone, head=nn.Linear(32, 5))
     with pytest.raises(VitrailError, match="pool= goes with head="):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ def test_a_huggingface_folder_relative_to_here(tmp_path: Path, monkeypatch: pyte
 
 def test_a_headless_huggingface_folder_says_how_to_add_a_head(tmp_path: Path) -> None:
     families.build("hf_dinov2").base_model.save_pretrained(tmp_path)
+    with pytest.raises(VitrailError, match=r"has no classes.*give it a head \(head= and pool=\)"):
+        vitrail.explain(f"hf:{tmp_path}", torch.zeros(3, 32, 32))
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["Dinov2ForImageClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(VitrailError, match=r"classifier.weight.*vitrail.wrap\(backbone, head="):
         vitrail.load(f"hf:{tmp_path}")
 
@@ -228,7 +233,6 @@ def _altered(part: str, new: Callable[[nn.Module], nn.Module], **options: Any) -
     ("module", "message"),
     [
         (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "a head must be a linear layer"),
-        (_altered("head", lambda _: nn.Identity()), "no classification head"),
         (_altered("blocks.0.attn.qkv", nn.Sequential), "expected a linear layer"),
         (_altered("blocks.1.mlp.fc1", nn.Sequential), "expected a linear layer"),
         (_altered("head", lambda old: old, in_chans=1), "1 colour channels"),

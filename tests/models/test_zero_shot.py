@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests import families
+from tests import common, families
 from tests.cli.common import noise
-from tests.families import PROMPTS, expected_logits, images, read_texts, text_embeddings, tokenizer
+from tests.families import PROMPTS, WORDS, expected_logits, images, read_texts, text_embeddings, tokenizer
 from tests.helpers import assert_same_state, state_of
 from torch import Tensor, nn
 
 import vitrail
+from vitrail.engine.trace import trace
 from vitrail.errors import VitrailError
 from vitrail.metrics.sanity import randomised
 from vitrail.models.view import View
@@ -289,7 +290,9 @@ def test_wrong_company_of_prompts_is_refused(options: dict[str, Any], message: s
 @pytest.mark.parametrize("name", ["timm_vit", "hf_vit", "hf_clip", "torchvision_vit", "timm_swin"])
 def test_a_classifier_takes_no_prompts(name: str) -> None:
     module = families.build(name)
-    with pytest.raises(VitrailError, match=f"prompts= is for CLIPModel and SiglipModel .* got {type(module).__name__}"):
+    with pytest.raises(
+        VitrailError, match=f"prompts= is for CLIPModel, SiglipModel, Siglip2Model .* got {type(module).__name__}"
+    ):
         view_of(module)
     with pytest.raises(VitrailError, match="tokenizer= goes with prompts="):
         vitrail.wrap(module, tokenizer=tokenizer())
@@ -316,7 +319,7 @@ def test_folders_that_cannot_be_asked_about_texts(folders: Path, tmp_path: Path)
         shutil.copytree(folders / name, tmp_path / name, ignore=shutil.ignore_patterns("tokenizer*"))
         with pytest.raises(VitrailError, match="has no tokenizer"):
             vitrail.load(f"hf:{tmp_path / name}", prompts=prompts)
-    with pytest.raises(VitrailError, match="prompts= is for CLIPModel and SiglipModel"):
+    with pytest.raises(VitrailError, match="prompts= is for CLIPModel, SiglipModel, Siglip2Model"):
         vitrail.load(f"hf:{folders / 'hf_vit'}", prompts=prompts)
     with pytest.raises(VitrailError, match="both towers are needed"):
         vitrail.load(f"hf:{folders / 'hf_clip'}", prompts=prompts)
@@ -329,3 +332,86 @@ def test_an_unreadable_text_is_refused_by_explain() -> None:
         vitrail.explain(view, picture, target=LONG)
     with pytest.raises(VitrailError, match="a prompt is a text that is not empty"):
         vitrail.explain(view, picture, target=" ")
+
+
+# SigLIP 2 of any resolution: it reads patches and the shape of their grid
+
+
+def siglip2(dtype: torch.dtype = DOUBLE) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = families._huggingface_texts("Siglip2")
+    families.randomize(module, seed=0)
+    return module.eval().to(dtype)
+
+
+def patches(pixels: Tensor, padding: int = 3) -> dict[str, Tensor]:
+    """(B, 3, H, W) as the library's own function cuts them, with padding that is masked."""
+    from transformers.models.siglip2.image_processing_siglip2 import convert_image_to_patches, pad_along_first_dim
+
+    grid = pixels.shape[2] // 8, pixels.shape[3] // 8
+    cut = [pad_along_first_dim(convert_image_to_patches(image, 8), grid[0] * grid[1] + padding) for image in pixels]
+    return {
+        "pixel_values": torch.stack([values for values, _ in cut]),
+        "pixel_attention_mask": torch.stack([mask for _, mask in cut]),
+        "spatial_shapes": torch.tensor([grid] * len(pixels)),
+    }
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40)], ids=["native", "another shape"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(DOUBLE, 1e-10), (SINGLE, 1e-5)])
+def test_logits_of_siglip_2_are_those_of_the_module(
+    size: tuple[int, int], dtype: torch.dtype, tolerance: float
+) -> None:
+    module = siglip2(dtype)
+    pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    before = state_of(module)
+    view = view_of(module, img_size=size)
+    with torch.no_grad():
+        expected = module(**patches(pixels), **read_texts(module)).logits_per_image
+    assert (view.logits(pixels) - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+    assert_same_state(before, state_of(module))
+    assert (view.grid, view.output) == ((size[0] // 8, size[1] // 8), "sigmoid")
+    made = trace(view, pixels, rule="frozen", keep=("x", "gx", "bias"), layers=[0])
+    total = (made["x"][0] * made["gx"][0]).sum((1, 2)) + made.bias_from(0)
+    assert torch.allclose(total, made.y, rtol=0, atol=tolerance * max(1.0, float(expected.abs().max())))
+
+
+def test_siglip_2_is_loaded_with_its_tokenizer_and_processor(tmp_path: Path) -> None:
+    from transformers import Siglip2ImageProcessor, Siglip2Tokenizer
+
+    module, texts = siglip2(SINGLE), ["a cat", "a dog", "a goat"]
+    module.save_pretrained(tmp_path)
+    letters = Siglip2Tokenizer(vocab={letter: i for i, letter in enumerate([*WORDS[:4], *"▁acdgot"])}, merges=[],
+                               pad_token="<pad>", eos_token="</s>", bos_token="<s>", mask_token="<unk>")  # fmt: skip
+    letters.save_pretrained(tmp_path)
+    processor = Siglip2ImageProcessor(patch_size=8, max_num_patches=16)
+    processor.save_pretrained(tmp_path)
+    view, photo = vitrail.load(f"hf:{tmp_path}", prompts=texts), common.noise(50, 50, 0)
+    read = processor(photo, return_tensors="pt")
+    numbers = letters(texts, padding="max_length", max_length=8, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = module(**read, input_ids=numbers).logits_per_image
+    assert len(expected.unique()) == 3
+    assert view.grid == tuple(read["spatial_shapes"][0].tolist()) == (4, 4)
+    assert torch.allclose(view.logits(view.preprocess(photo)[None]), expected, rtol=0, atol=1e-4)
+    assert vitrail.explain(view, photo, "decompx", target="a toad").label == "a toad"
+
+
+def test_a_classifier_and_a_tower_of_siglip_2_are_seen_through() -> None:
+    import transformers
+
+    tiny = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.Siglip2Config(vision_config=tiny | {"patch_size": 8, "num_patches": 16}, num_labels=3)
+    with torch.random.fork_rng(devices=[]):
+        module = transformers.Siglip2ForImageClassification(config)
+    families.randomize(module, seed=0)
+    module.eval().double()
+    pixels = torch.randn(2, 3, 32, 32, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        out = module(**patches(pixels))
+        pooled = module.vision_model(**patches(pixels)).pooler_output
+    assert torch.allclose(vitrail.wrap(module).logits(pixels), out.logits, atol=1e-10)
+    head = nn.Linear(32, 4).double()
+    view = vitrail.wrap(module.vision_model, head=head, pool="map")
+    assert torch.allclose(view.logits(pixels), head(pooled), atol=1e-10)

@@ -52,13 +52,13 @@ def similar(
     if len(sources) != 2:
         raise VitrailError("similar takes two image files, not folders.")
 
-    from vitrail.models.loading import load
+    from vitrail.models.loading import load_embedder
     from vitrail.plugins import load_plugins
     from vitrail.similarity import similar as explain_similarity
 
     load_plugins(plugin or [])
     console = Console(stderr=as_json, highlight=False)
-    view = load(model, device=device, dtype=dtype, **load_options)
+    view = load_embedder(model, device=device, dtype=dtype, **load_options)
     print_model(console, view)
     paths = [source.path for source in sources]
     params |= parse_parameters(param or [])

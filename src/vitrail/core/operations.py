@@ -13,7 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.core.parts import Architecture, Attention, AttentionPool, Block, Embedding, Head, Linear, Mlp, Norm, Rope
+from vitrail.core.parts import (
+    Architecture,
+    Attention,
+    AttentionPool,
+    Block,
+    Dense,
+    Embedding,
+    Head,
+    Linear,
+    Mlp,
+    Norm,
+    Rope,
+)
+from vitrail.core.queries import read_region
 from vitrail.core.rules import Plain
 
 
@@ -106,10 +119,10 @@ class Walk:
         u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
         target, x = (u, x) if only is None else (u[:, :only], x[:, :only])
         branch = self.recorder.see("attention_out", layer, self.attention(target, u, block.attention, layer))
-        branch = self.scale(self.norm(branch, block.post1, layer), block.scale1)
+        branch = self.without_waiting(self.scale(self.norm(branch, block.post1, layer), block.scale1), block)
         x = self.recorder.see("mid", layer, self.rule.add(x, branch))
         branch = self.mlp(target if block.parallel else self.norm(x, block.norm2, layer), block.mlp, layer)
-        branch = self.scale(self.norm(branch, block.post2, layer), block.scale2)
+        branch = self.without_waiting(self.scale(self.norm(branch, block.post2, layer), block.scale2), block)
         x = self.rule.add(x, self.recorder.see("mlp_out", layer, branch))
         if block.positions is None:
             return x
@@ -168,6 +181,8 @@ class Walk:
             vectors = self.features(x[:, self.prefix :], head, layer)
             pooled = self.rule.mean(vectors, shares)
             logits = self.rule.mean(self.linear(vectors, head.linears[0], layer), shares)
+        elif head.pool == "queries":
+            pooled, logits = read_region(self, x, head, layer)
         else:
             pooled = self.features(self.pool(x, head, layer), head, layer)
             logits = self.linear(pooled, head.linears[0], layer)
@@ -175,12 +190,15 @@ class Walk:
 
     def features(self, pooled: Tensor, head: Head, layer: int) -> Tensor:
         """What the last linear layer of the head reads, (…, d) → (…, D)."""
-        pooled = self.norm(pooled, head.pooled_norm, layer)
-        for dense in head.dense:
-            pooled = self.linear(pooled, dense.linear, layer)
-            pooled = pooled if dense.activation is None else self.rule.activate(pooled, dense.activation)
+        pooled = self.dense(self.norm(pooled, head.pooled_norm, layer), head.dense, layer)
         # embeddings of other images are in single precision, whatever that of the model is
         return self.norm(pooled.to(head.linears[0].weight.dtype), head.unit, layer)
+
+    def dense(self, x: Tensor, layers: Sequence[Dense], layer: int) -> Tensor:
+        for dense in layers:
+            x = self.linear(x, dense.linear, layer)
+            x = x if dense.activation is None else self.rule.activate(x, dense.activation)
+        return x
 
     def shares(self, patches: Tensor, weights: Tensor | None) -> Tensor:
         """(B, N): the shares of the patches in the mean that the head makes of their logits."""
@@ -250,6 +268,12 @@ class Walk:
 
     def scale(self, x: Tensor, gamma: Tensor | None) -> Tensor:
         return x if gamma is None else self.rule.scale(x, gamma)
+
+    def without_waiting(self, branch: Tensor, block: Block) -> Tensor:
+        """What a block adds to the stream: nothing to tokens that wait."""
+        if not block.waiting:
+            return branch
+        return branch * (torch.arange(branch.shape[1], device=branch.device) >= block.waiting)[:, None]
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, n, d) → (B, H, n, d/H)

@@ -84,7 +84,8 @@ class Block:
     """Residual block: ``x + s1·post1(attention(norm1 x))``, ``x + s2·post2(mlp(norm2 x))``, ``x + positions``.
 
     A pre-norm block has ``norm1`` and ``norm2``, a post-norm block ``post1`` and ``post2``. In a ``parallel`` block the
-    MLP reads what attention reads, ``norm1 x``.
+    MLP reads what attention reads, ``norm1 x``. The first tokens that are ``waiting`` join in a later block: here they
+    stay as they are, and the bias of attention lets no other token see them.
     """
 
     norm1: Norm | None
@@ -97,6 +98,7 @@ class Block:
     post2: Norm | None = None
     parallel: bool = False
     positions: Tensor | None = None  # (P + N, d)
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,33 @@ class Dense:
     activation: Activation | None = None
 
 
-PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "attention", "patches"]
+@dataclass(frozen=True, slots=True)
+class Upscale:
+    """Each cell becomes two by two: ``norm(spread(act(expand(x))))``; ``spread`` mixes neighbours by channel."""
+
+    expand: Linear  # (4 d, d): the four cells row by row
+    activation: Activation
+    spread: Tensor  # (d, 1, 3, 3)
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """The first ``count`` tokens each say a class and, by ``masks``, where it is on the upscaled map of the patches."""
+
+    count: int
+    grid: tuple[int, int]  # of the patches
+    masks: tuple[Dense, ...]
+    upscales: tuple[Upscale, ...]
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """(rows, columns) of the masks."""
+        factor = 2 ** len(self.upscales)
+        return self.grid[0] * factor, self.grid[1] * factor
+
+
+PoolKind = Literal["token", "pair", "mean", "max", "avgmax", "token_and_mean", "attention", "patches", "queries"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +185,12 @@ class Head:
     it is the first of them, and the head reads the one that is the surest of any class but the last, "no object".
     ``pair`` reads token 0 with the first linear and token 1 with the second, and averages the logits. ``patches`` reads
     every patch and averages the logits, evenly or by ``weights`` (N,); of patches that are present, these alone count,
-    and where all of these have weight 0, so that nothing is known, the logits are 0. The layers ``dense`` stand before
-    the head (the pooler of Hugging Face's ViT, torchvision's ``representation_size``, CLIP's projection, which has no
-    activation), and after them the ``unit`` norm of embeddings that texts or other images are compared with. ``answer``
-    replaces the logits by a function of all that the head has seen: the tokens (B, n, d) after the norm, the pooled
-    vectors (B, D) and the logits (B, C) → (B,).
+    and where all of these have weight 0, so that nothing is known, the logits are 0. ``queries`` reads what the
+    ``queries`` say, where ``weights`` are those of the cells of masks. The layers ``dense`` stand before the head (the
+    pooler of Hugging Face's ViT, torchvision's ``representation_size``, CLIP's projection, which has no activation),
+    and after them the ``unit`` norm of embeddings that texts or other images are compared with. ``answer`` replaces the
+    logits by a function of all that the head has seen: the tokens (B, n, d) after the norm, the pooled vectors (B, D)
+    and the logits (B, C) → (B,).
     """
 
     norm: Norm | None
@@ -175,7 +204,15 @@ class Head:
     token: int = 0
     choices: int = 1
     weights: Tensor | None = None
+    queries: Queries | None = None
     answer: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+
+    @property
+    def outputs(self) -> int:
+        """The number of logits; of queries, "no object" is none."""
+        if self.answer is not None:
+            return 1
+        return self.linears[0].weight.shape[0] - int(self.pool == "queries")
 
     @property
     def reads(self) -> int | None:

@@ -53,6 +53,10 @@ class Plain:
         """Product of two live branches (SwiGLU)."""
         return a * b
 
+    def match(self, a: Tensor, b: Tensor) -> Tensor:
+        """Products of two live branches, (B, n, d) and (B, m, d) → (B, n, m)."""
+        return a @ b.transpose(1, 2)
+
     def damp(self, x: Tensor, z: Tensor) -> Tensor:
         """The output of attention times the gate ``sigmoid(z)``."""
         return x * torch.sigmoid(z)
@@ -100,6 +104,9 @@ class Frozen(Plain):
         # Two live factors would be counted twice: each branch carries half of the product.
         return _apply(_HalvedProduct, a, b)
 
+    def match(self, a: Tensor, b: Tensor) -> Tensor:
+        return Plain.match(self, _share(a, 0.5), _share(b, 0.5))
+
 
 class Conservative(Plain):
     """Attention and norm deviation held constant, all else ordinary (Ali et al. 2022)."""
@@ -118,6 +125,7 @@ class AttnLRP(Plain):
     norm = Frozen.norm
     activate = Frozen.activate
     gate = Frozen.gate
+    match = Frozen.match
     damp = Frozen.damp
 
     def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:

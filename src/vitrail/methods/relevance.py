@@ -107,7 +107,7 @@ class LeGrad(Layerwise):
 
 @dataclass(kw_only=True)
 class Relevance(TokenMethod):
-    """Chefer's LRP: not defined for rotary positions, score bias, gated MLPs, attention pools and other blocks."""
+    """Chefer's LRP: not for rotary positions, score bias, gated MLPs, attention pools, queries and other blocks."""
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:
@@ -118,6 +118,7 @@ class Relevance(TokenMethod):
         first = parts.blocks[0]
         for present, what in (
             (first.attention.rope is not None, "rotary positions"),
+            (parts.head.pool == "queries", "queries"),
             (any(b.attention.bias is not None for b in parts.blocks), "a score bias"),
             (first.mlp.up is not None, "a gated MLP"),
             (first.attention.gate is not None, "gated attention"),

@@ -11,7 +11,7 @@ from vitrail.core import parts
 from vitrail.models import huggingface
 from vitrail.models.translation import linear
 
-MODELS = ("CLIPModel", "SiglipModel")
+MODELS = ("CLIPModel", "SiglipModel", "Siglip2Model")
 native_size = huggingface.native_size
 takes_other_sizes = huggingface.takes_other_sizes
 adapts_to_input = huggingface.adapts_to_input
@@ -23,9 +23,7 @@ def is_clip(module: Any) -> bool:
 
 def image_features(model: Any, images: Tensor) -> Tensor:
     """(B, D), before they get length 1."""
-    resized = tuple(images.shape[-2:]) != native_size(model)
-    options = {"interpolate_pos_encoding": True} if resized else {}
-    features: Tensor = model.get_image_features(pixel_values=images, **options).pooler_output
+    features: Tensor = model.get_image_features(**huggingface.inputs(model, images)).pooler_output
     return features
 
 
@@ -46,7 +44,7 @@ def most_tokens(model: Any) -> int:
 
 def _tokens(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:
     """The texts as the text tower was trained to read them: SigLIP attends to its padding."""
-    if type(model).__name__ == "SiglipModel":
+    if type(model).__name__ != "CLIPModel":
         tokens = tokenizer(texts, padding="max_length", max_length=most_tokens(model), return_tensors="pt")
         return {"input_ids": tokens["input_ids"].to(model.device)}
     tokens = tokenizer(texts, padding=True, return_tensors="pt")

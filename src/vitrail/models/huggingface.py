@@ -1,8 +1,12 @@
-"""Hugging Face Vision Transformers in canonical form: ViT, DeiT, DINOv2 (± registers), BEiT, CLIP, SigLIP, DINOv3."""
+"""Hugging Face Vision Transformers in canonical form: ViT, DeiT, DINOv2 (± registers), BEiT, CLIP, SigLIP, DINOv3.
+
+SigLIP 2 of any resolution (NaFlex) reads patches and the shape of their grid; a view has one shape.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +43,7 @@ CLASSIFIERS: dict[str, parts.PoolKind] = {
     "BeitForImageClassification": "mean",
     "CLIPForImageClassification": "mean",
     "SiglipForImageClassification": "mean",
+    "Siglip2ForImageClassification": "mean",
 }
 BACKBONES = (
     "ViTModel",
@@ -48,10 +53,12 @@ BACKBONES = (
     "BeitModel",
     "CLIPVisionModel",
     "SiglipVisionModel",
+    "Siglip2VisionModel",
     "DINOv3ViTModel",
 )
 NETWORKS = (*CLASSIFIERS, *BACKBONES)
 DETECTOR = "YolosForObjectDetection"  # of models/detection.py
+SEGMENTERS = ("EomtForUniversalSegmentation", "EomtDinov3ForUniversalSegmentation")  # of models/segmentation.py
 HIERARCHICAL = ("SwinForImageClassification", "Swinv2ForImageClassification")
 
 
@@ -63,8 +70,8 @@ REFUSED = {
         "the logits of one box",
     ),
     "Segmentation": (
-        "it merges patches or decodes them together, so that no output is that of a patch; a plain backbone with a "
-        'head on its patches is seen into, vitrail.wrap(backbone, head=…, pool="patches")',
+        "it merges patches or decodes them together, so that no output is that of a patch; EoMT and a plain backbone "
+        'with a head on its patches are seen into, vitrail.wrap(backbone, head=…, pool="patches")',
         "the mean logits of a region",
     ),
 }
@@ -79,7 +86,7 @@ def check_kind(module: nn.Module) -> None:
 def check_class(name: str) -> None:
     """Refuses such classes by name."""
     for task, (why, outputs) in REFUSED.items():
-        if name.endswith(task) and name != DETECTOR:
+        if name.endswith(task) and name not in (DETECTOR, *SEGMENTERS):
             raise VitrailError(
                 f"{name} is not supported: {why}. To explain it by mask methods, wrap a module of your own that "
                 f"returns {outputs}, (B, classes)."
@@ -107,20 +114,19 @@ def describe(
         raise refuse(backbone, "it is not a backbone of transformers ≥ 5.22; upgrade transformers")
     embedding = _embedding(backbone, size)
     grid = (size[0] // embedding.weight.shape[-2], size[1] // embedding.weight.shape[-1])
-    rope, shared = _rope(backbone, size, embedding.weight), _shared_bias(backbone, grid)
-    blocks = tuple(_block(layer, rope, shared, grid) for layer in _layers(backbone))
+    rope, shared = rotary(backbone, size, embedding.weight), _shared_bias(backbone, grid)
+    blocks = tuple(block(layer, rope, shared, grid) for layer in _layers(backbone))
     classifier_head = _head(module, backbone) if head is None else _probe(backbone, head, pool)
     return parts.Architecture(embedding, blocks, classifier_head)
 
 
 def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
     """The network's own logits; with ``head``, those of the head on the backbone's tokens or its pooled output."""
-    resized = {} if tuple(images.shape[-2:]) == native_size(module) else {"interpolate_pos_encoding": True}
-    options = {"return_dict": True} | ({} if adapts_to_input(module) else resized)
+    options = inputs(module, images) | {"return_dict": True}
     if head is None:
-        return module(images, **options).logits
+        return module(**options).logits
     backbone = _backbone(module)
-    out = backbone(images, **options)
+    out = backbone(**options)
     match pool:
         case "token":
             return head(out.last_hidden_state[:, 0])
@@ -132,8 +138,54 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
             return head(out.pooler_output)
 
 
+def own_pool(module: Any) -> str | None:
+    """How a backbone without a head pools its tokens; None = it has a head.
+
+    The poolers of ViT and DeiT are left out: few checkpoints have trained ones.
+    """
+    match type(module).__name__:
+        case "CLIPVisionModel":
+            return "pooler"
+        case "SiglipVisionModel" | "Siglip2VisionModel":
+            return "map" if isinstance(getattr(module, "head", None), nn.Module) else "avg"
+        case "BeitModel":
+            return "token" if module.pooler is None else "pooler"
+        case kind:
+            return "token" if kind in BACKBONES else None
+
+
+def width(module: Any) -> int:
+    """The number of channels of what a head reads."""
+    return int(module.config.hidden_size)
+
+
+def inputs(module: Any, images: Tensor) -> dict[str, Any]:
+    """What a network is called with for images of one size (B, 3, H, W)."""
+    if _takes_patches(module):
+        edge = _backbone(module).config.patch_size
+        grid = images.shape[-2] // edge, images.shape[-1] // edge
+        pixels = images[..., : grid[0] * edge, : grid[1] * edge].unflatten(3, (-1, edge)).unflatten(2, (-1, edge))
+        patches = pixels.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, N, rows · columns · colours)
+        return {
+            "pixel_values": patches,
+            "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long, device=images.device),
+            "spatial_shapes": torch.tensor([grid] * len(images), device=images.device),
+        }
+    resized = tuple(images.shape[-2:]) != native_size(module) and not adapts_to_input(module)
+    return {"pixel_values": images} | ({"interpolate_pos_encoding": True} if resized else {})
+
+
+def _takes_patches(module: Any) -> bool:
+    """Whether it reads patches and the shape of their grid, not images."""
+    return type(_backbone(module)).__name__ == "Siglip2VisionModel"
+
+
 def native_size(module: Any) -> tuple[int, int]:
+    """(H, W) of the input that it was built for; of one that reads patches, that of its table of positions."""
     config = _backbone(module).config
+    if _takes_patches(module):
+        edge = math.isqrt(config.num_patches) * config.patch_size
+        return edge, edge
     size = config.image_size
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
@@ -141,11 +193,12 @@ def native_size(module: Any) -> tuple[int, int]:
 def takes_other_sizes(module: Any) -> bool:
     """Whether positions can be interpolated; a relative bias is tied to its window here."""
     backbone = _backbone(module)
-    return hasattr(backbone.embeddings, "interpolate_pos_encoding") or hasattr(backbone, "rope_embeddings")
+    interpolates = hasattr(backbone.embeddings, "interpolate_pos_encoding")
+    return interpolates or hasattr(backbone, "rope_embeddings") or _takes_patches(module)
 
 
 def adapts_to_input(module: Any) -> bool:
-    """Whether it interpolates its positions without being asked to, as DINOv2, DINOv3 and BEiT do."""
+    """Whether it interpolates its positions without being asked to, as DINOv2, DINOv3, BEiT and SigLIP 2 do."""
     parameters = inspect.signature(type(_backbone(module).embeddings).forward).parameters
     return takes_other_sizes(module) and "interpolate_pos_encoding" not in parameters
 
@@ -172,6 +225,8 @@ def _layers(backbone: Any) -> Any:
 
 def _embedding(backbone: Any, size: tuple[int, int]) -> parts.Embedding:
     source = backbone.embeddings
+    if _takes_patches(backbone):
+        return _patch_embedding(source, size)
     conv = _first(source, "patch_embeddings", "patch_embedding")
     conv = conv.projection if hasattr(conv, "projection") else conv
     convolution = patch_convolution(conv)
@@ -192,6 +247,18 @@ def _embedding(backbone: Any, size: tuple[int, int]) -> parts.Embedding:
         positions=positions(table, prefix.shape[0], count),
         norm=norm(getattr(backbone, "pre_layrnorm", None)),
     )
+
+
+def _patch_embedding(source: Any, size: tuple[int, int]) -> parts.Embedding:
+    """The embedding of patches that come with the shape of their grid, by the model's own rule for positions."""
+    layer, edge = linear(source.patch_embedding), source.patch_size
+    weight = layer.weight.unflatten(1, (edge, edge, -1)).permute(0, 3, 1, 2)  # (d, colours, rows, columns)
+    grid = torch.tensor([[size[0] // edge, size[1] // edge]])
+    side = source.position_embedding_size
+    with torch.no_grad():
+        table = source.position_embedding.weight.detach().unflatten(0, (side, side))
+        placed = source.resize_positional_embeddings(table, grid, int(grid.prod()))[0]
+    return parts.Embedding(weight, layer.bias, weight.new_zeros(0, weight.shape[0]), placed)
 
 
 def _positioned_tokens(source: Any) -> list[Tensor]:
@@ -221,7 +288,8 @@ def _position_table(source: Any, like: Tensor, extra: int, count: int, size: tup
         return source.interpolate_pos_encoding(probe, *size).detach()
 
 
-def _rope(backbone: Any, size: tuple[int, int], like: Tensor) -> parts.Rope | None:
+def rotary(backbone: Any, size: tuple[int, int], like: Tensor) -> parts.Rope | None:
+    """The rotary positions of an input of ``size`` (H, W), if there are some."""
     source = getattr(backbone, "rope_embeddings", None)
     if source is None:
         return None
@@ -242,10 +310,11 @@ def _relative_bias(source: Any, grid: tuple[int, int]) -> Tensor | None:
         return source(grid)[0].detach()
 
 
-def _block(layer: Any, rope: parts.Rope | None, shared: Tensor | None, grid: tuple[int, int]) -> parts.Block:
+def block(layer: Any, rope: parts.Rope | None, shared: Tensor | None, grid: tuple[int, int]) -> parts.Block:
+    """A pre-norm block; families differ in the names of its parts."""
     check_dropout(layer, "dropout", "drop_path")
-    block_bias = _relative_bias(getattr(layer, "relative_position_bias", None), grid)
-    bias = block_bias if shared is None else shared if block_bias is None else block_bias + shared
+    own_bias = _relative_bias(getattr(layer, "relative_position_bias", None), grid)
+    bias = own_bias if shared is None else shared if own_bias is None else own_bias + shared
     return parts.Block(
         norm1=needed_norm(_first(layer, "layernorm_before", "norm1", "layer_norm1")),
         attention=_attention(_first(layer, "attention", "self_attn"), rope, bias),
@@ -311,7 +380,7 @@ def _pooler(backbone: Any, head: nn.Module) -> parts.Head:
     final, kind = _final_norm(backbone), type(backbone).__name__
     if kind == "CLIPVisionModel":
         return classifier(head, None, "token", pooled_norm=norm(backbone.post_layernorm))
-    if kind == "SiglipVisionModel" and isinstance(getattr(backbone, "head", None), nn.Module):
+    if kind in ("SiglipVisionModel", "Siglip2VisionModel") and isinstance(getattr(backbone, "head", None), nn.Module):
         return classifier(head, final, "attention", attention_pool=_attention_pool(backbone.head))
     if kind in ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel"):
         return classifier(head, final, "token")

@@ -20,7 +20,7 @@ from vitrail.errors import VitrailError
 from vitrail.models import clip, embedded, huggingface
 from vitrail.models.checkpoints import head_of, linear_head, load_state, read_state
 from vitrail.models.hub import cached_commit, split_revision
-from vitrail.models.names import classes, tags, with_head
+from vitrail.models.names import classes, is_backbone, is_projecting, tags, with_head
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.registry import MODELS, build, is_built_in, is_registered
 from vitrail.models.view import Output, View
@@ -46,6 +46,7 @@ def load(
     labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
     pretrained: bool | None = None,
     num_classes: int | None = None,
+    embedding: bool = False,
     img_size: int | tuple[int, int] | None = None,
     output: Output | None = None,
     fit: str | None = None,
@@ -74,6 +75,7 @@ def load(
         labels: class names, or a file of them.
         pretrained: fetch weights; by default yes, unless ``checkpoint`` is given.
         num_classes: size of the head, where ``checkpoint`` does not determine it.
+        embedding: leave the head out, to compare images by their embeddings; a CLIP tower keeps its projection.
         img_size: input size, if not the model's default.
         output: "softmax" or "sigmoid"; None = as the model says.
         fit: how images become inputs, if not as the model says: "squash", "crop" or "pad"; another fit scales to the
@@ -107,6 +109,7 @@ def load(
         pool=pool,
         pretrained=pretrained,
         num_classes=num_classes,
+        embedding=embedding,
         img_size=img_size,
         view_args=view_args,
         model_args=model_args,
@@ -142,6 +145,13 @@ def load(
     return view.to(device, dtype)
 
 
+def load_embedder(name: str | None, **options: Any) -> View:
+    """As ``load``; a timm name without classes is loaded as the embedding that it is."""
+    has_head = not {"checkpoint", "head", "num_classes"}.isdisjoint(options)
+    is_bare = name is not None and not has_head and is_backbone(split_revision(name)[0])
+    return load(name, embedding=True, **options) if is_bare else load(name, **options)
+
+
 def as_view(model: View | nn.Module | str) -> View:
     """A view from whatever names or holds a model."""
     if isinstance(model, View):
@@ -159,11 +169,16 @@ class LoadRequest:
     pool: str | None
     pretrained: bool | None
     num_classes: int | None
+    embedding: bool
     img_size: int | tuple[int, int] | None
     view_args: dict[str, Any]  # labels, output, prompts, features, black_box
     model_args: dict[str, Any]
     device: torch.device
     dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.embedding and self.name.startswith(("hf:", "torchvision:")):
+            raise VitrailError(f"{self.name} is loaded with the head that it has: embedding= is for timm models.")
 
     def view(self, module: nn.Module, **options: Any) -> View:
         """The module as a view; on the meta device there is nothing to run."""
@@ -198,6 +213,10 @@ class LoadRequest:
             if self.num_classes is not None:
                 raise VitrailError("num_classes= contradicts head= and pool=: the head has its own number of classes.")
             return 0
+        if self.embedding:
+            if self.num_classes is not None or self.head is not None:
+                raise VitrailError("embedding= leaves the head out: leave num_classes= and head= out too.")
+            return None if is_projecting(split_revision(self.name)[0]) else 0
         return _classes_in(state) if self.num_classes is None and state is not None else self.num_classes
 
     def spec(self, commit: str | None = None) -> dict[str, Any]:
@@ -214,6 +233,7 @@ class LoadRequest:
             "pool": self.pool,
             "pretrained": self.pretrained,
             "num_classes": self.num_classes,
+            "embedding": self.embedding or None,
             "img_size": self.img_size,
             "labels": labels,
             "output": self.view_args["output"],
@@ -266,7 +286,8 @@ def _load_timm(request: LoadRequest) -> View:
     else:
         if not timm.is_model(name) or ("." in name and name not in tags(name)):
             raise _unknown_name(name)
-        _check_has_head(name, num_classes)
+        if not request.embedding:
+            _check_has_head(name, num_classes)
         source = _timm_source(name, revision, wants_weights)
     sizes = {"num_classes": num_classes, "img_size": request.img_size}
     given = {key: value for key, value in sizes.items() if value is not None}
@@ -372,7 +393,7 @@ def _fill(module: nn.Module, state: Mapping[str, torch.Tensor] | None, request: 
         return
     config = getattr(module, "pretrained_cfg", None) or {}
     trained, num_classes = config.get("num_classes"), getattr(module, "num_classes", None)
-    if trained is not None and trained != num_classes and request.pool is None:
+    if trained is not None and trained != num_classes and request.pool is None and not request.embedding:
         warnings.warn(
             f"{request.name} has a random head: {num_classes} classes, its weights have {trained}.", stacklevel=5
         )
@@ -407,7 +428,7 @@ def _load_huggingface(request: LoadRequest) -> View:
     if reads_texts:
         prompts_of(module, request.view_args["prompts"])
         module.to(torch.promote_types(request.dtype, torch.float32))  # embeddings of texts are not rounded to half
-    _check_complete(name, module, info, request.pool)
+    _check_complete(name, module, info, request.pool or huggingface.own_pool(module))
     processor = None
     if not is_local or _has_any(source, PROCESSOR_FILES):
         read = AutoImageProcessor.from_pretrained
@@ -425,7 +446,7 @@ def _load_huggingface(request: LoadRequest) -> View:
 
 
 def _huggingface_loader(request: LoadRequest, source: str, is_local: bool, pin: Mapping[str, str]) -> Any:
-    """The class that loads a model: its backbone, a model of two towers, a detector or a classifier."""
+    """The class that loads a model: its backbone, a model of two towers, a detector, a segmenter or a classifier."""
     import transformers
 
     if request.pool is not None or request.view_args["prompts"] is not None:
@@ -434,8 +455,13 @@ def _huggingface_loader(request: LoadRequest, source: str, is_local: bool, pin: 
     config, _ = _fetch(request.name, lambda: read(source, **pin), not is_local)
     kind = str((config.get("architectures") or [""])[0])
     huggingface.check_class(kind)
-    is_detector = kind == huggingface.DETECTOR
-    return transformers.AutoModelForObjectDetection if is_detector else transformers.AutoModelForImageClassification
+    if kind == huggingface.DETECTOR:
+        return transformers.AutoModelForObjectDetection
+    if kind in huggingface.BACKBONES:
+        return transformers.AutoModel
+    if kind in huggingface.SEGMENTERS:
+        return transformers.AutoModelForUniversalSegmentation
+    return transformers.AutoModelForImageClassification
 
 
 def _has_any(folder: str, files: Sequence[str]) -> bool:
@@ -449,7 +475,7 @@ def _check_complete(name: str, module: nn.Module, info: Mapping[str, Any], pool:
     if pool not in (None, "pooler", "map"):
         lost = [key for key in lost if not key.startswith(("pooler.", "head."))]
     if lost:
-        if kind in ("CLIPForImageClassification", "SiglipForImageClassification"):
+        if kind.startswith(("CLIPFor", "SiglipFor", "Siglip2For")):
             raise VitrailError(
                 f'{name} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"] (--prompt).'
             )
@@ -589,5 +615,6 @@ def _check_has_head(name: str, num_classes: int | None) -> None:
     alternatives = ", ".join(with_head(name)[:6]) or "none in timm"
     raise VitrailError(
         f"{name} is a backbone: its default weights have no classes. Weights with a head: {alternatives}. Or bring "
-        f"your own head: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE."
+        f"your own head: vitrail.load({name!r}, checkpoint=FILE) or num_classes=N with checkpoint=FILE. To compare "
+        "images by its embeddings: embedding=True, or vitrail similar."
     )

@@ -99,6 +99,22 @@ def with_head(name: str) -> list[str]:
     return [n for n in dict.fromkeys(names) if classes(n) >= 1000 and kind_of_view(n) == "tokens"]
 
 
+def is_backbone(name: str) -> bool:
+    """Whether it is a timm name whose (default) weights have no classes."""
+    import timm
+
+    is_known = timm.is_model(name) and timm.get_pretrained_cfg(name, allow_unregistered=True) is not None
+    return is_known and not classes(name)
+
+
+def is_projecting(name: str) -> bool:
+    """Whether the outputs of a timm name are the projection of a CLIP tower, an embedding and no classes."""
+    import timm
+
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    return config is not None and bool(config.num_classes) and not classes(name)
+
+
 def classes(name: str) -> int:
     """Number of classes of the (default) weights of a timm name; 0 if none or unknown."""
     import timm

@@ -26,6 +26,7 @@ Arithmetic: TypeAlias = Literal["torchvision", "hf_pil", "hf_torchvision", "hf_t
 
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 _MAX_RESIZED_PIXELS = 64_000_000
 _TINY = 8  # pixels of an edge below which nothing is recognisable
@@ -141,9 +142,10 @@ class Preprocess:
 
     @classmethod
     def from_detector(cls, processor: Any, image_size: tuple[int, int]) -> "Preprocess":
-        """Reads the image processor of a Hugging Face detector, which keeps the shape of an image whatever its size.
+        """Reads the image processor of a Hugging Face detector or segmenter, which keeps the shape of any image.
 
         Inputs have one size here: the image is scaled to fit into ``image_size`` (height, width), and the rest padded.
+        Of a processor that splits an image into windows along its longer edge, the input is the one in the middle.
         """
         config: dict[str, Any] = processor.to_dict()
         mean, std = _huggingface_colours(config)
@@ -153,8 +155,20 @@ class Preprocess:
             mean=mean,
             std=std,
             interpolation=cast(Interpolation, Image.Resampling(2 if resample is None else resample).name.lower()),
-            fit="squash" if exact else "border",
+            fit="squash" if exact else "crop" if config.get("do_split_image") else "border",
             arithmetic=_huggingface_arithmetic(processor),
+        )
+
+    @classmethod
+    def from_open_clip(cls, config: Mapping[str, Any], size: tuple[int, int]) -> "Preprocess":
+        """Reads the ``preprocess_cfg`` of the image tower of an open_clip model; what it leaves out is as for CLIP."""
+        fit = {"shortest": "crop", "longest": "border", "squash": "squash"}[config.get("resize_mode") or "shortest"]
+        return cls(
+            size=size,
+            mean=_triple(config.get("mean") or CLIP_MEAN),
+            std=_triple(config.get("std") or CLIP_STD),
+            interpolation=cast(Interpolation, config.get("interpolation") or "bicubic"),
+            fit=cast(Fit, fit),
         )
 
     @classmethod
@@ -425,6 +439,10 @@ def _huggingface_geometry(
 ) -> tuple[tuple[int, int], Fit, int | tuple[int, int] | None]:
     """(input size, fit, resize) of an image processor's configuration."""
     model_size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if (
+        model_size is not None and "max_num_patches" in config
+    ):  # as many patches as fit, whatever the shape of the image
+        return model_size, "squash", None
     crop = _pair(config.get("crop_size")) if config.get("do_center_crop") else None
     resize = config.get("size") if config.get("do_resize", True) else None
     exact, shortest = _pair(resize), (resize or {}).get("shortest_edge")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.core.operations import Walk
-from vitrail.core.parts import Architecture, Head, Linear, Norm, converted
+from vitrail.core.parts import Architecture, Dense, Head, Linear, Norm, converted
 from vitrail.errors import VitrailError
 from vitrail.models.detection import Detector
 from vitrail.models.view import View
@@ -47,6 +47,8 @@ def ask(view: View, question: Mapping[str, Any]) -> View:
 
 def grouped(view: View, groups: Mapping[str, Sequence[int]]) -> View:
     """A view whose first classes are groups of classes, followed by the classes that are in no group."""
+    if view.is_embedding:
+        raise view.without_classes()
     members = tuple(tuple(indices) for indices in groups.values())
     taken = {index for indices in members for index in indices}
     labels = (*groups, *(view.label(index) for index in range(view.num_classes) if index not in taken))
@@ -56,7 +58,7 @@ def grouped(view: View, groups: Mapping[str, Sequence[int]]) -> View:
 
 def embedding(view: View, measure: Measure, token: int | None = None) -> ViT:
     """A view whose outputs are the channels of what the head reads, or of one token; of length 1 for the cosine."""
-    head = partial(_embedding_head, measure=measure, token=token)
+    head = partial(_embedding_head, measure=measure, token=token, is_embedding=view.is_embedding)
     return _with_head(view, head, {"kind": "embedding", "measure": measure, "token": token})
 
 
@@ -72,22 +74,34 @@ def compared(view: View, embeddings: Mapping[str, Sequence[float]], measure: Mea
     """A view whose outputs are the similarities to embeddings, one for each name."""
     weights = torch.tensor([list(values) for values in embeddings.values()], dtype=torch.float64)
     question = {"kind": "similarity", "embeddings": dict(embeddings), "measure": measure}
-    head = partial(_comparing_head, weights=weights, measure=measure)
+    head = partial(_comparing_head, weights=weights, measure=measure, is_embedding=view.is_embedding)
     return _with_head(view, head, question, [f"similarity to {name}" for name in embeddings])
 
 
 def within(view: View, weights: Sequence[float]) -> ViT:
-    """A view whose logits are those of a region, a mean over the patches by their ``weights``."""
-    if not isinstance(view, ViT) or view.architecture().head.pool != "patches":
-        raise VitrailError(
-            f"{view.name} has no output per patch, so that there are no regions to ask about: wrap a backbone with its "
-            'segmentation head, vitrail.wrap(backbone, head=nn.Linear(…), pool="patches").'
-        )
-    if len(weights) != math.prod(view.grid):
-        raise VitrailError(f"the region is one of {len(weights)} patches, but {view.name} has {math.prod(view.grid)}.")
+    """A view whose logits are those of a region, a mean over its outputs by their ``weights``."""
+    view, grid = segmenting(view)
+    if len(weights) != math.prod(grid):
+        raise VitrailError(f"the region is one of {len(weights)} outputs, but {view.name} has {math.prod(grid)}.")
     head = partial(_region_head, weights=torch.tensor(list(weights), dtype=torch.float64))
     asked = replace(view, describe=partial(_described, view.describe, head))
     return asked.asking({"kind": "region", "weights": list(weights)}, view.labels)
+
+
+def in_mask(view: View, mask: Tensor) -> ViT:
+    """A view whose logits are those of the pixels of a ``mask`` (H, W) of the model input."""
+    return within(view, patch_weights(mask, segmenting(view)[1]).tolist())
+
+
+def segmenting(view: View) -> tuple[ViT, tuple[int, int]]:
+    """The view and the (rows, columns) of its outputs, or an error if it has no output per patch."""
+    head = view.architecture().head if isinstance(view, ViT) else None
+    if not isinstance(view, ViT) or head is None or head.pool not in ("patches", "queries"):
+        raise VitrailError(
+            f"{view.name} has no output per patch, so that there are no regions to ask about: wrap a backbone with its "
+            'segmentation head, vitrail.wrap(backbone, head=nn.Linear(…), pool="patches"), or load an EoMT.'
+        )
+    return view, view.grid if head.queries is None else head.queries.cells
 
 
 def of_box(view: View, query: int) -> Detector:
@@ -140,30 +154,37 @@ def _described(describe: Callable[[], Architecture], change: Callable[[Head], He
     return replace(parts, head=change(parts.head))
 
 
-def _embedding_head(head: Head, measure: Measure, token: int | None) -> Head:
-    head = _pooled(head)
+def _embedding_head(head: Head, measure: Measure, token: int | None, is_embedding: bool) -> Head:
+    head = _pooled(head, is_embedding)
     if token is not None:
         if head.pool not in ("token", "mean"):
             raise VitrailError(f"its head pools by {head.pool!r}, so that a patch has no embedding: leave patch= out.")
         head = replace(head, pool="token", token=token)
     like = head.linears[0].weight
-    return _comparing_head(head, torch.eye(like.shape[1], device=like.device, dtype=like.dtype), measure)
+    return _comparing_head(head, torch.eye(like.shape[1], device=like.device, dtype=like.dtype), measure, False)
 
 
-def _pooled(head: Head) -> Head:
-    """A head that reads every patch as one that reads their mean, which is the embedding of an image."""
-    if head.pool != "patches":
+def _pooled(head: Head, is_embedding: bool) -> Head:
+    """The head of the embedding of an image: what the head reads or, where its outputs are one, what it says.
+
+    A head that reads every patch becomes one that reads their mean.
+    """
+    if is_embedding:
+        (projection,) = head.linears
+        outputs = torch.eye(projection.weight.shape[0], device=projection.weight.device, dtype=projection.weight.dtype)
+        return replace(head, dense=(*head.dense, Dense(projection)), linears=(Linear(outputs),))
+    if head.pool not in ("patches", "queries"):
         return head
     first = head.dense[0].linear if head.dense else head.linears[0]
-    return replace(head, pool="mean", dense=(), linears=(first,))
+    return replace(head, pool="mean", dense=(), linears=(first,), queries=None)
 
 
-def _comparing_head(head: Head, weights: Tensor, measure: Measure) -> Head:
+def _comparing_head(head: Head, weights: Tensor, measure: Measure, is_embedding: bool) -> Head:
     if head.pool == "pair":
         raise VitrailError(
             "a distilled model reads two tokens with two heads and has no single embedding: use a model with one head."
         )
-    head = _pooled(head)
+    head = _pooled(head, is_embedding)
     like = head.linears[0].weight
     # a copy: embeddings of images are no weights of the model, which may be drawn anew, and are not rounded to half
     weights = weights.to(like.device, torch.promote_types(like.dtype, torch.float32), copy=True)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.core import parts
 from vitrail.errors import VitrailError
+from vitrail.models import names
 from vitrail.models.clone import evaluation_clone, widened
 from vitrail.models.translation import (
     activation,
@@ -105,6 +106,27 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
         case _:
             pooled = module.attn_pool(tokens[:, start:])
     return head(module.fc_norm(pooled))
+
+
+def own_pool(module: Any) -> str | None:
+    """How a network without a head pools its tokens; None = it has a head."""
+    if not isinstance(getattr(module, "head", None), nn.Identity) or type(module).__name__ in ENCODERS:
+        return None
+    return module.global_pool or ("avg" if module.cls_token is None else "token")
+
+
+def is_projecting(module: Any) -> bool:
+    """Whether the head is the projection of a CLIP tower, whose outputs are an embedding and no classes."""
+    if not is_timm(module) or type(module).__name__ not in NETWORKS:
+        return False
+    config = getattr(module, "pretrained_cfg", None) or {}
+    name = ".".join(filter(None, (config.get("architecture"), config.get("tag"))))
+    return bool(name) and module.num_classes == config.get("num_classes") and names.is_projecting(name)
+
+
+def width(module: Any) -> int:
+    """The number of channels of what a head reads."""
+    return int(module.head_hidden_size)
 
 
 def native_size(module: Any) -> tuple[int, int]:

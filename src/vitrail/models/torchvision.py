@@ -68,6 +68,16 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
     return head(tokens[0][:, 0] if pool == "token" else tokens[0][:, 1:].mean(1))
 
 
+def own_pool(module: Any) -> str | None:
+    """How a network without a head pools its tokens; None = it has a head."""
+    return "token" if isinstance(module.heads, nn.Identity) else None
+
+
+def width(module: Any) -> int:
+    """The number of channels of what a head reads."""
+    return int(module.hidden_dim)
+
+
 def native_size(module: Any) -> tuple[int, int]:
     return module.image_size, module.image_size
 

@@ -13,8 +13,8 @@ from vitrail.errors import VitrailError
 
 SUPPORTED = (
     "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; "
-    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP, DINOv3, YOLOS and Swin; timm Swin "
-    "(features only)"
+    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP (2), DINOv3, YOLOS, EoMT and Swin; "
+    "timm Swin (features only)"
 )
 
 # Class name of an activation module → canonical name; GELU decides by its `approximate`.
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, parts.Activation] = {
     "ReLU": "relu",
     "Tanh": "tanh",
 }
-LIBRARIES = ("torch", "timm", "torchvision", "transformers")
+LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip")
 
 
 class OpaqueError(VitrailError):

@@ -56,6 +56,7 @@ class View:
     known_weights: str | None = field(default=None, kw_only=True)  # their hash, set where they cannot change
     commit: str | None = field(default=None, kw_only=True)  # of the repository on the hub that the weights come from
     differentiable: bool = field(default=True, kw_only=True)  # whether gradients reach the pixels
+    is_embedding: bool = field(default=False, kw_only=True)  # whether its outputs are no classes, but an embedding
 
     def __repr__(self) -> str:
         height, width = self.size
@@ -235,6 +236,8 @@ class View:
 
     def predicted(self, logits: Tensor) -> Tensor:
         """(B,): the class with the largest logit; where classes are grouped, the group that this class is in."""
+        if self.is_embedding:
+            raise self.without_classes()
         if not self.groups:
             return self.candidates(logits).argmax(1)
         outputs = _one_per_class(logits)
@@ -242,6 +245,14 @@ class View:
         for place, members in enumerate([*self.groups, *((index,) for index in self.ungrouped)]):
             places[list(members)] = place
         return places.to(logits.device)[outputs.argmax(1)]
+
+    def without_classes(self) -> VitrailError:
+        """The error for a question about the classes of an embedding."""
+        return VitrailError(
+            f"{self.name} has no classes, but an embedding: ask how similar images are (vitrail.similar, "
+            f"targets.Similarity), about a function of it (targets.Callable) or a channel by its number, or give it a "
+            "head (head= and pool=)."
+        )
 
     def candidates(self, logits: Tensor) -> Tensor:
         """(B, k): the scores of the first classes, those that can be predicted."""
@@ -288,8 +299,10 @@ class View:
         return y if against is None else y - values.gather(1, against[:, None].to(values.device))[:, 0]
 
     def label(self, index: int) -> str:
-        """The name of a class, or "class 17"."""
-        return self.labels[index] if self.labels is not None else f"class {index}"
+        """The name of a class, or "class 17"; of an embedding, "channel 17"."""
+        if self.labels is not None:
+            return self.labels[index]
+        return f"{'channel' if self.is_embedding else 'class'} {index}"
 
     def class_index(self, target: int | str) -> int:
         """A class by number, by name, by one of its synonyms or by a prefix that only it has.
@@ -306,6 +319,8 @@ class View:
             if not 0 <= index < self.num_classes:
                 raise VitrailError(f"there is no class {target} in {self.name}: expected 0…{self.num_classes - 1}.")
             return index
+        if self.is_embedding:
+            raise self.without_classes()
         if self.labels is None:
             raise VitrailError(f"{self.name} has no class names: give a number 0…{self.num_classes - 1}, or labels=.")
         matches = self.classes_named(target)
@@ -325,7 +340,7 @@ class View:
         """A view of the same model for a question; ``changes``: what else is different in it."""
         if self.question is not None:
             raise VitrailError(f"{self.name} is a view for a question already: ask its model, not the view.")
-        return replace(self, question=question, labels=labels, **changes)
+        return replace(self, question=question, labels=labels, **{"is_embedding": False, **changes})
 
     def asked_about(self, *classes: Any) -> View:
         """A view that has these classes: this one, unless its classes are prompts."""

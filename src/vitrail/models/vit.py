@@ -59,8 +59,7 @@ class ViT(View):
 
     @property
     def num_outputs(self) -> int:
-        head = self.architecture().head
-        return head.linears[0].weight.shape[0] if head.answer is None else 1
+        return self.architecture().head.outputs
 
     @cached_property
     def num_prefix(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import clip, detection, huggingface, timm, torchvision, zero_shot
+from vitrail.models import clip, detection, huggingface, open_clip, segmentation, timm, torchvision, zero_shot
 from vitrail.models.agreement import check_logits, check_tensors
 from vitrail.models.black_box import BlackBox, as_logits
 from vitrail.models.captions import CaptionModel
@@ -21,7 +21,7 @@ from vitrail.models.clone import evaluation_clone
 from vitrail.models.detection import Detector
 from vitrail.models.hierarchical import Hierarchical, is_hierarchical
 from vitrail.models.labels import imagenet_labels, read_labels
-from vitrail.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Fit, Preprocess
+from vitrail.models.preprocessing import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, Fit, Preprocess
 from vitrail.models.translation import OpaqueError, class_name, refuse
 from vitrail.models.view import Output, View
 from vitrail.models.vit import ViT
@@ -34,9 +34,14 @@ LIBRARIES = (
 )
 POOLS = ("token", "avg", "map", "pooler", "patches")
 HALF = (0.5, 0.5, 0.5)
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Colour statistics of the published Hugging Face checkpoints, for modules without a processor.
-HUGGINGFACE_COLOURS = {"vit": (HALF, HALF), "beit": (HALF, HALF), "siglip": (HALF, HALF), "clip": (CLIP_MEAN, CLIP_STD)}
+HUGGINGFACE_COLOURS = {
+    "vit": (HALF, HALF),
+    "beit": (HALF, HALF),
+    "siglip": (HALF, HALF),
+    "siglip2": (HALF, HALF),
+    "clip": (CLIP_MEAN, CLIP_STD),
+}
 
 
 def wrap(
@@ -71,9 +76,11 @@ def wrap(
         fit: "squash", "crop" or "pad", likewise; another fit scales to the input size exactly.
         crop_pct: the image is scaled to the input size divided by this, likewise.
         interpolation: "bicubic", "bilinear", "nearest" or "lanczos", likewise.
-        head: a head for a backbone without one: a linear layer, or several with activations between them.
-        pool: with ``head``: "token", "avg", "map" (attention pool), "pooler" (Hugging Face's ``pooler_output``), or
-            "patches" for a segmentation head, which reads every patch; 1 × 1 convolutions serve as linear layers.
+        head: a head for a backbone without one: a linear layer, or several with activations between them. None = the
+            view of a backbone without a head has its embedding as output, and no classes.
+        pool: what ``head`` or the embedding reads: "token", "avg", "map" (attention pool), "pooler" (Hugging Face's
+            ``pooler_output``), or "patches" for a segmentation head, which reads every patch; 1 × 1 convolutions serve
+            as linear layers.
         output: "softmax" or "sigmoid"; None = read from the model.
         img_size: input size, for networks that take several; None = the processor's, or the model's own.
         processor: the Hugging Face image processor, if available.
@@ -109,6 +116,8 @@ def wrap(
     view.preprocessing = view.preprocessing.changed(
         fit=fit, mean=mean, std=std, crop_pct=crop_pct, interpolation=interpolation
     )
+    if head is None and view.head is not None:  # of a backbone without one
+        head, pool = view.head, pool or _own_pool(inner)
     if head is not None:
         check_tensors(head)
         _check_kind(inner, head)
@@ -186,6 +195,9 @@ def outline(
         module = _compared_with(module, texts, tokenizer, labels, head)
     elif tokenizer is not None:
         raise VitrailError("tokenizer= goes with prompts=, the texts that it reads.")
+    is_embedding = False
+    if head is None and texts is None and features is None and not black_box:
+        head, pool, is_embedding = _embedding_head(module, pool)
     _check_pool(head, pool)
     names = (features,) if isinstance(features, str) else None if features is None else tuple(features)
     view: View
@@ -204,12 +216,45 @@ def outline(
                 raise
             view = _black_box(module, name, img_size, processor, names, head)
             view.note = f"{error} {view.note}"
-    if texts is None:
+    if texts is None and not is_embedding:
         view.labels = _labels(view, labels)
-    view.output = output or _output(view)
-    if view.output not in ("softmax", "sigmoid"):
-        raise VitrailError(f'output must be "softmax" or "sigmoid", but got {output!r}.')
+    _check_output(view, output, labels, is_embedding)
+    view.is_embedding, view.output = is_embedding, "score" if is_embedding else output or _output(view)
     return view
+
+
+def _check_output(view: View, output: Output | None, labels: Any, is_embedding: bool) -> None:
+    if output not in (None, "softmax", "sigmoid"):
+        raise VitrailError(f'output must be "softmax" or "sigmoid", but got {output!r}.')
+    if is_embedding and (output is not None or labels is not None):
+        raise VitrailError(f"{view.name} has no classes, which labels= and output= are about: give head= and pool=.")
+
+
+def _embedding_head(module: Any, pool: str | None) -> tuple[nn.Module | None, str | None, bool]:
+    """The head and the pooling of a module that came without one, and whether its outputs are an embedding."""
+    own_pool = _own_pool(module)
+    if own_pool is None:
+        return None, pool, timm.is_projecting(module)
+    if pool == "patches":
+        raise VitrailError('pool="patches" is for a head that reads every patch: give head= too.')
+    return _identity(module), pool or own_pool, True
+
+
+def _own_pool(module: Any) -> str | None:
+    """How a plain ViT without a head pools its tokens; None for any other network."""
+    for adapter, is_own in LIBRARIES:
+        if is_own(module) and type(module).__name__ in adapter.NETWORKS:
+            pool: str | None = adapter.own_pool(module)
+            return pool
+    return None
+
+
+def _identity(module: Any) -> nn.Linear:
+    """The head of a backbone that has none: its outputs are the channels of the embedding."""
+    width, like = _adapter(module).width(module), next(module.parameters())
+    head = nn.utils.skip_init(nn.Linear, width, width, bias=False, device=like.device, dtype=like.dtype)
+    nn.init.eye_(head.weight)
+    return head.requires_grad_(False)
 
 
 def _seen_through(
@@ -276,7 +321,8 @@ def prompts_of(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | N
     kind = type(module).__name__
     if prompts is not None and not zero_shot.is_zero_shot(module):
         raise VitrailError(
-            f"prompts= is for {' and '.join(clip.MODELS)} of Hugging Face, which read texts, but got {kind}."
+            f"prompts= is for {', '.join(clip.MODELS)} of Hugging Face and CLIP of open_clip, which read texts, but "
+            f"got {kind}."
         )
     if prompts is None and zero_shot.is_zero_shot(module):
         raise VitrailError(
@@ -352,6 +398,8 @@ def _adapter(module: nn.Module) -> ModuleType:
         return zero_shot
     if detection.is_detector(module):
         return detection
+    if segmentation.is_segmenter(module):
+        return segmentation
     for adapter, is_own in LIBRARIES:
         if is_own(module) and type(module).__name__ in adapter.NETWORKS:
             return adapter
@@ -361,7 +409,8 @@ def _adapter(module: nn.Module) -> ModuleType:
 
 def _is_of_zoo(module: nn.Module) -> bool:
     """Whether the module comes from a library of models."""
-    return isinstance(module, CaptionModel) or any(is_own(module) for _, is_own in LIBRARIES)
+    is_known = isinstance(module, CaptionModel) or open_clip.is_open_clip(module)
+    return is_known or any(is_own(module) for _, is_own in LIBRARIES)
 
 
 def _is_seen_through(module: nn.Module) -> bool:
@@ -369,6 +418,7 @@ def _is_seen_through(module: nn.Module) -> bool:
     return (
         isinstance(module, zero_shot.ZeroShot)
         or detection.is_detector(module)
+        or segmentation.is_segmenter(module)
         or zero_shot.is_zero_shot(module)
         or any(_is_network(kind) for kind in type(module).__mro__)
     )
@@ -465,18 +515,21 @@ def _preprocess(
         if hasattr(processor, "data_config"):  # transformers' wrapper of timm models
             base = Preprocess.from_timm(processor.data_config)
         else:
-            read = Preprocess.from_detector if detection.is_detector(module) else Preprocess.from_huggingface
-            base = read(processor, native)
+            keeps_shape = detection.is_detector(module) or segmentation.is_segmenter(module)
+            base = (Preprocess.from_detector if keeps_shape else Preprocess.from_huggingface)(processor, native)
         return base if requested is None else base.resized(requested)
     if timm.is_timm(module):
         from timm.data import resolve_model_data_config
 
         config = {**resolve_model_data_config(module), "input_size": (3, *size)}
         return Preprocess.from_timm(config)
+    if open_clip.is_open_clip(module):
+        return Preprocess.from_open_clip(getattr(module.visual, "preprocess_cfg", {}), size)
     if huggingface.is_huggingface(module):
         kind = module.config.model_type
         colours = HUGGINGFACE_COLOURS.get(kind, (IMAGENET_MEAN, IMAGENET_STD))
-        fit: Fit = "border" if detection.is_detector(module) else "squash"
+        keeps_shape = detection.is_detector(module) or segmentation.is_segmenter(module)
+        fit: Fit = "border" if keeps_shape else "squash"
         return Preprocess(size, *colours, interpolation="bilinear", fit=fit)
     return Preprocess(size, interpolation="bilinear", fit="crop", resize=round(min(size) * 256 / 224))
 

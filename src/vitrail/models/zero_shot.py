@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and the embedded caption model as classifiers whose classes are prompts."""
+"""CLIP and SigLIP, of Hugging Face or open_clip, and the embedded caption model: their classes are prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.core import parts
 from vitrail.core.parts import tensors_of
 from vitrail.errors import VitrailError
-from vitrail.models import captions, clip
+from vitrail.models import captions, clip, open_clip
 from vitrail.models.clone import evaluation_clone
 from vitrail.models.labels import is_number, plain_name
 from vitrail.models.view import View
@@ -103,12 +103,14 @@ class ZeroShotViT(ViT):
 
 def library(model: Any) -> ModuleType:
     """The functions that run and describe a model with a text tower."""
-    return captions if isinstance(model, captions.CaptionModel) else clip
+    if isinstance(model, captions.CaptionModel):
+        return captions
+    return open_clip if open_clip.is_open_clip(model) else clip
 
 
 def is_zero_shot(module: Any) -> bool:
     """Whether it is a model that compares images with texts."""
-    return isinstance(module, captions.CaptionModel) or clip.is_clip(module)
+    return isinstance(module, captions.CaptionModel) or clip.is_clip(module) or open_clip.is_open_clip(module)
 
 
 def checked_prompts(prompts: Prompts, fewest: int = 2) -> dict[str, list[str]]:

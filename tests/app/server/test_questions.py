@@ -12,17 +12,20 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tests import families
 from tests.app.serving import SAMPLES, Served, events, form, upload
 from tests.cli.common import noise
+from torch import nn
 
 import vitrail
 from vitrail.app.server import schemas, tasks
 from vitrail.app.server.catalogue import describe_model
 from vitrail.app.server.jobs import Cancelled, Task
 from vitrail.models.view import View
-from vitrail.targets import Group, Similarity
+from vitrail.targets import Box as BoxTarget
+from vitrail.targets import Group, Region, Similarity
 
 STAR, RING = ((SAMPLES / f"{name}.png").read_bytes() for name in ("star-and-heart", "ring-and-hourglass"))
 RING_ID = hashlib.sha256(RING).hexdigest()
@@ -300,3 +303,97 @@ def test_a_text_model_is_served(reading: Served) -> None:
         assert (answer["label"], answer["target"], answer["measure"]) == ("a red star", 2, "probability")
         (row,) = post(client, "predict", sample="cat", target="a red star")["asked"]
         assert row["probability"] == pytest.approx(answer["probability"], rel=1e-4)
+
+
+# Boxes and regions
+
+
+@pytest.fixture(scope="module")
+def detector() -> View:
+    return vitrail.wrap(families.yolos(dtype=torch.float32))
+
+
+@pytest.fixture(scope="module")
+def segmenter() -> View:
+    return vitrail.wrap(families.eomt(dtype=torch.float32))
+
+
+def test_the_boxes_of_a_detector_are_listed_and_asked_about(detector: View) -> None:
+    predicted = run("predict", detector, asked())
+    expected = detector.boxes(IMAGE, 0.05)
+    assert [row["query"] for row in predicted["boxes"]] == [detection.query for detection in expected]
+    np.testing.assert_allclose([row["box"] for row in predicted["boxes"]], [d.box for d in expected], rtol=1e-5)
+    query = expected[1].query
+    answer = run("explain", detector, asked(box=query, against="no object", trust=False))
+    made = vitrail.explain(detector, IMAGE, target=BoxTarget(query), against="no object")
+    np.testing.assert_allclose(answer["values"], made.map, rtol=1e-3, atol=1e-5)
+    assert (answer["label"], answer["against_label"]) == (made.label, "no object")
+    assert answer["model"]["question"] == {"kind": "box", "query": query}
+    assert describe_model("yolos", detector)["asks"] == ["class", "group", "box", "similarity"]
+    with pytest.raises(vitrail.VitrailError, match="there is no box 6"):
+        tasks.run("explain", detector, asked(box=6), silent)
+
+
+def test_the_segments_of_a_picture_are_listed_and_asked_about(segmenter: View) -> None:
+    predicted = run("predict", segmenter, asked())
+    assert predicted["cells"] == [16, 16]
+    segments = predicted["segments"]
+    assert sorted(cell for row in segments for cell in row["cells"]) == list(range(256))
+    assert [len(row["cells"]) for row in segments] == sorted((len(row["cells"]) for row in segments), reverse=True)
+    segment = segments[-1]
+    answer = run("explain", segmenter, asked(region=segment["cells"], trust=False))
+    mask = np.zeros(256, bool)
+    mask[segment["cells"]] = True
+    mask = mask.reshape(16, 16).repeat(2, 0).repeat(2, 1)
+    seen = segmenter.preprocess(IMAGE)
+    made = vitrail.explain(segmenter, seen, target=Region(mask))
+    np.testing.assert_allclose(answer["values"], made.map, rtol=1e-3, atol=1e-5)
+    assert answer["label"] == made.label
+    masked = run("mask", segmenter, asked(region=segment["cells"], removed=[]))
+    assert masked["probability"] == pytest.approx(answer["probability"], abs=1e-5)
+    assert "region" in describe_model("eomt", segmenter)["asks"]
+    with pytest.raises(vitrail.VitrailError, match="there is no cell 256: expected indices from 0 to 255"):
+        tasks.run("explain", segmenter, asked(region=[256]), silent)
+    with pytest.raises(vitrail.VitrailError, match="the mask is empty"):
+        tasks.run("explain", segmenter, asked(region=[]), silent)
+
+
+def test_a_head_on_patches_has_segments_of_patches() -> None:
+    head = nn.Linear(32, 3)
+    families.randomize(head, seed=1)
+    module = families.build("timm_headless_token")
+    view = vitrail.wrap(module, head=head.eval(), pool="patches")
+    pixels = view.preprocess(IMAGE)
+    with torch.no_grad():
+        expected = head(module.forward_features(pixels[None])[0, 1:]).argmax(1).tolist()
+    predicted = run("predict", view, asked())
+    assert predicted["cells"] == list(view.grid)
+    classes = {cell: row["target"] for row in predicted["segments"] for cell in row["cells"]}
+    assert [classes[cell] for cell in range(len(expected))] == expected
+
+
+def test_a_classifier_has_no_places_and_an_embedding_no_classes(view: View) -> None:
+    predicted = run("predict", view, asked())
+    assert {"boxes", "cells", "segments"} & predicted.keys() == set()
+    for fields, message in (({"box": 0}, "detects no boxes"), ({"region": [0]}, "has no output per patch")):
+        with pytest.raises(vitrail.VitrailError, match=message):
+            tasks.run("explain", view, asked(**fields), silent)
+    backbone = vitrail.wrap(families.build("timm_headless_token"))
+    assert run("predict", backbone, asked())["classes"] == []
+    assert describe_model("dinov2", backbone)["asks"] == ["similarity"]
+    with pytest.raises(vitrail.VitrailError, match="has no classes, but an embedding"):
+        tasks.run("explain", backbone, asked(), silent)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"box": 1, "region": [0]}, "box and region"),
+        ({"box": 1, "group": "star"}, "box and group"),
+        ({"region": [1], "other_sample": "ring-and-hourglass"}, "region and other_sample"),
+    ],
+)
+def test_places_exclude_other_questions(client: httpx.Client, fields: dict[str, Any], names: str) -> None:
+    answer = client.post("/api/explain", files=form(sample="star-and-heart", **fields))
+    assert answer.status_code == 422
+    assert answer.json()["error"] == f"{names} ask different questions: send only one of them."

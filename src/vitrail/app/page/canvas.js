@@ -3,6 +3,7 @@ import { paintLegend, scaleOf } from "./colours.js";
 import { checkedValue, find, number, ordinal } from "./helpers.js";
 import { note, speak } from "./messages.js";
 import { best, known, partners, pointAt, sharesOf } from "./pairs.js";
+import { drawnPlaces, pick, picking } from "./places.js";
 import { moved, placeOf, Sheet } from "./sheet.js";
 import { drawnValues, emit, names, on, order, patchShares, state } from "./state.js";
 
@@ -40,7 +41,7 @@ on("pairs", () => {
   drawMap();
   drawPanes();
 });
-on("removed", drawPanes);
+on("removed choice places", drawPanes);
 new ResizeObserver(() => { drawMap(); drawPanes(); }).observe(glass);
 
 function showLegend() {
@@ -81,7 +82,7 @@ function drawMap() {
 
 function drawPanes() {
   const shares = partners("first"), outlined = shares ? [best(shares)] : pointed === null ? [] : [pointed];
-  sheet.drawPanes(state.prediction, { storage: state.explanation?.storage, removed: state.removed, outlined });
+  sheet.drawPanes(state.prediction, { storage: state.explanation?.storage, removed: state.removed, outlined, ...drawnPlaces() });
 }
 
 const patchAt = (event) => (state.prediction ? sheet.patchAt(event, state.prediction) : null);
@@ -152,6 +153,7 @@ panes.addEventListener("pointerleave", () => {
 });
 panes.addEventListener("pointerdown", (event) => {
   if (event.button !== 0 || event.pointerType === "touch") return;
+  if (picking()) return pickAt(event);
   stroke = (checkedValue("brush") === "delete") !== event.shiftKey;
   change(patchAt(event), stroke);
 });
@@ -161,8 +163,14 @@ panes.addEventListener("click", (event) => {
   if (event.pointerType !== "touch") return;
   const patch = patchAt(event);
   point(patch);
-  change(patch, checkedValue("brush") === "delete");
+  if (picking()) pickAt(event);
+  else change(patch, checkedValue("brush") === "delete");
 });
+
+function pickAt(event) {
+  const { prediction } = state, cells = prediction.cells ?? prediction.grid;
+  pick({ point: sheet.pointAt(event, prediction), cell: sheet.patchAt(event, { ...prediction, grid: cells }) });
+}
 
 panes.addEventListener("focus", () => {
   if (pointed === null && state.prediction && panes.matches(":focus-visible")) point(Math.max(ranks.indexOf(1), 0));

@@ -3,7 +3,7 @@ import { explain } from "./explain.js";
 import { element, find, percent } from "./helpers.js";
 import { showError } from "./messages.js";
 import { contrast, showKind } from "./question.js";
-import { label, methodRow, on, probability, state, target, topClasses } from "./state.js";
+import { isPlace, label, methodRow, on, probability, state, target, topClasses } from "./state.js";
 
 const ROWS = 5, SUGGESTIONS = 30;
 
@@ -50,9 +50,10 @@ function line({ index, label: text, probability: share }, current) {
 
 function aim(index) {
   if (index >= state.model.classes) return; // the text that is asked about already
-  Object.assign(state, { ask: { kind: "class" }, target: index });
+  const ask = isPlace(state.ask.kind) ? { ...state.ask } : { kind: "class" };
+  Object.assign(state, { ask, target: index });
   if (state.against === index) state.against = null;
-  showKind("class");
+  showKind(ask.kind);
   explain();
 }
 

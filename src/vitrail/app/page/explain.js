@@ -4,7 +4,7 @@ import { element, find } from "./helpers.js";
 import { clearError, note, noteWhile, showError } from "./messages.js";
 import { displayUrl } from "./orientation.js";
 import { Progress } from "./progress.js";
-import { emit, methodRow, state } from "./state.js";
+import { emit, isPlace, methodRow, segmentAt, state } from "./state.js";
 
 const progress = new Progress(find("#progress"));
 let loading = null; // the promise of the models and samples, unless it failed
@@ -30,7 +30,10 @@ export function questionFields() {
   const { ask, target, against } = state, contrasts = methodRow()["class-specific"];
   if (ask.kind === "similarity") return { measure: ask.measure };
   if (ask.kind === "group") return { group: ask.group, against_group: (contrasts && ask.rival) || null };
-  return { target: ask.kind === "text" ? ask.text : target, against: contrasts ? against : null };
+  const classes = { target: ask.kind === "text" ? ask.text : target, against: contrasts ? against : null };
+  if (ask.kind === "box") return { ...classes, box: ask.query };
+  if (ask.kind === "region") return { ...classes, region: JSON.stringify(segmentAt(ask.cell)?.cells ?? [ask.cell]) };
+  return classes;
 }
 
 // Asks with the fields that name the picture and the one it is compared with; uploads them again if the server has
@@ -83,13 +86,17 @@ export async function useModel(id) {
   const rows = await get(`/api/methods?model=${encodeURIComponent(id)}`);
   const methods = rows.filter((row) => row.supported === "yes"), unsupported = rows.filter((row) => row.supported !== "yes");
   Object.assign(state, { model, methods, unsupported, prediction: null, explanation: null, second: null, other: null });
-  Object.assign(state, { ask: { kind: "class" }, target: null, against: null, params: {}, removed: new Set() });
+  Object.assign(state, { ask: firstAsk(), target: null, against: null, params: {}, removed: new Set() });
   state.requestedMethod = state.method;
   if (!methodRow()) state.method = model.default_method;
   wanted = null;
   stop();
   emit("model");
 }
+
+// A model without classes is asked how similar two pictures are, once there is a second one.
+export const firstAsk = () => ({ kind: state.model.asks[0], ...(state.model.asks[0] === "similarity" && { measure: "cosine" }) });
+const isAsked = () => state.ask.kind !== "similarity" || state.other !== null;
 
 // The next picture is opened with this model (null: any) and the state that view() returns once the model is loaded.
 export function restoreNext(model, view) {
@@ -139,7 +146,8 @@ export async function prepareOther(source, signal) {
 function replacePicture(source, restored, known) {
   pending = wanted = null;
   if (state.picture) release(state.picture);
-  Object.assign(state, { picture: source, target: null, against: null, removed: new Set() }, restored ?? {});
+  const ask = isPlace(state.ask.kind) ? firstAsk() : state.ask; // a place is one of the previous picture
+  Object.assign(state, { picture: source, ask, target: null, against: null, removed: new Set() }, restored ?? {});
   return predictAndExplain(known);
 }
 
@@ -185,7 +193,7 @@ async function predict(picture, model, signal) {
 // onError tells about a failure: a question that is still being typed may be wrong.
 export async function explain(onError = showError) {
   stopExplaining();
-  if (!state.prediction) return;
+  if (!state.prediction || !isAsked()) return;
   clearError();
   emit("choice");
   const work = longWork(`${state.method}…`, "/api/explain", { trust: "false" }), { signal } = explaining;
@@ -238,7 +246,7 @@ function endProgress() {
 
 // If the first explanation was cancelled or failed, a button starts it again.
 function showRunButton() {
-  find("#run").hidden = !state.prediction || state.explanation !== null || find("#glass").hasAttribute("aria-busy");
+  find("#run").hidden = !state.prediction || !isAsked() || state.explanation !== null || find("#glass").hasAttribute("aria-busy");
 }
 find("#run").addEventListener("click", () => explain());
 

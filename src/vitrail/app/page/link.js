@@ -27,6 +27,9 @@ export function readLink(hash) {
 
 function readAsk(fields) {
   const group = fields.get("group"), text = fields.get("text");
+  for (const [kind, name] of [["box", "query"], ["region", "cell"]]) {
+    if (/^\d+$/.test(fields.get(kind) ?? "")) return { kind, [name]: Number(fields.get(kind)) };
+  }
   if (group) return { kind: "group", group, rival: fields.get("rival") ?? "" };
   if (text) return { kind: "text", text };
   if (!fields.get("other") && !fields.get("other_sample")) return { kind: "class" };
@@ -37,7 +40,9 @@ function writeAsk({ ask, target, against, other }) {
   if (ask.kind === "group") return { group: ask.group, rival: ask.rival || null };
   if (ask.kind === "text") return { text: ask.text, against };
   if (ask.kind === "class") return { target, against };
-  return { other_sample: other.sample, other: other.sample ? null : other.id, measure: ask.measure };
+  if (ask.kind === "box") return { box: ask.query, target, against };
+  if (ask.kind === "region") return { region: ask.cell, target, against };
+  return other ? { other_sample: other.sample, other: other.sample ? null : other.id, measure: ask.measure } : {};
 }
 
 export function writeLink() {

@@ -6,7 +6,7 @@ import "./compare.js";
 import "./curves.js";
 import "./download.js";
 import "./facts.js";
-import { load, openPicture, reopen, restoreNext, useModel } from "./explain.js";
+import { firstAsk, load, openPicture, reopen, restoreNext, useModel } from "./explain.js";
 import { debounce, find } from "./helpers.js";
 import "./layout.js";
 import "./question.js";
@@ -72,10 +72,10 @@ function viewOf(link) {
 
 // What the link asks, if this model can be asked so.
 async function questionOf({ ask, otherSample: sample, otherPicture: id }, signal) {
-  if (!state.model.asks.includes(ask.kind)) return { ask: { kind: "class" } };
+  if (!state.model.asks.includes(ask.kind)) return { ask: firstAsk() };
   if (ask.kind !== "similarity") return { ask };
   const other = await restoreOther({ sample, id }, signal);
-  return other ? { ask: { ...ask, name: other.name, picture: other.prediction.picture }, other } : { ask: { kind: "class" } };
+  return other ? { ask: { ...ask, name: other.name, picture: other.prediction.picture }, other } : { ask: firstAsk() };
 }
 
 // The address follows the picture at once: a reload must not bring back the previous one.

@@ -1,4 +1,5 @@
-// What to ask: a class, any of several classes, a text, the similarity to another picture. What is typed is asked at once.
+// What to ask: a class, any of several classes, a text, a place, the similarity to another picture. What is typed is asked
+// at once.
 import { explain } from "./explain.js";
 import { amount, checkedValue, debounce, element, find, findAll } from "./helpers.js";
 import { showError } from "./messages.js";
@@ -31,7 +32,7 @@ export function showKind(kind) {
 find("#ask").addEventListener("change", ({ target: { value: kind } }) => {
   showKind(kind);
   if (kind === "class") ask({ kind });
-  else if (kind !== "similarity") askTyped();
+  else askTyped();
 });
 
 for (const field of findAll("#group, #rival, #text")) field.addEventListener("input", debounce(DEBOUNCE, askTyped));
@@ -70,7 +71,7 @@ function showMembers() {
 }
 
 export function contrast(index) {
-  if (state.ask.kind === "class") state.target = target().index;
+  if (state.ask.kind !== "text") Object.assign(state, { ask: { ...state.ask }, target: target().index });
   state.against = index;
   explain();
 }
@@ -86,9 +87,10 @@ function parts(current) {
     const rival = names()[1], opposed = rival === null ? [] : [{ text: " rather than " }, { text: rival, role: "against" }, { text: share(explanation.against_probability) }];
     return [{ text: "Why " }, name, { text: share(current.probability) }, ...opposed, { text: "?" }];
   }
-  if (against === null) return [{ text: "Why " }, name, { text: `${ask.kind === "text" ? share(current.probability) : ""}?` }];
+  const where = { box: ` in box ${ask.query}`, region: " in this segment" }[ask.kind] ?? "";
+  if (against === null) return [{ text: "Why " }, name, { text: `${ask.kind === "class" ? "" : share(current.probability)}${where}?` }];
   return [{ text: "Why " }, name, { text: `${probabilityText(current.index)} rather than ` },
-    { text: label(against), role: "against" }, { text: `${probabilityText(against)}?` }];
+    { text: label(against), role: "against" }, { text: `${probabilityText(against)}${where}?` }];
 }
 
 // In words, without colours.
@@ -102,7 +104,7 @@ function showQuestion() {
   if (!row["class-specific"]) return question.replaceChildren(`${row.name} gives the same map for every class.`);
   const words = parts(current).map(({ text, role }) => (role ? element("strong", { class: role }, text) : text));
   const clear = () => element("button", { type: "button", class: "link", onclick: () => contrast(null) }, "clear");
-  if (kind !== "class" && kind !== "text") question.replaceChildren(...words);
+  if (kind === "group" || kind === "similarity") question.replaceChildren(...words);
   else if (against !== null) question.replaceChildren(...words, " ", clear());
   else question.replaceChildren(...words, " Press ", element("em", {}, "vs"), " to contrast it with another class.");
 }

@@ -3,7 +3,7 @@ import { post } from "./api.js";
 import { questionFields, withPicture } from "./explain.js";
 import { amount, debounce, find, gain, percent } from "./helpers.js";
 import { showError, speak } from "./messages.js";
-import { emit, label, measure, on, order, state, target } from "./state.js";
+import { emit, isPlace, label, measure, on, order, state, target } from "./state.js";
 
 const DEBOUNCE = 60, TENTH = 0.1;
 let request = new AbortController();
@@ -17,7 +17,8 @@ function changed(known) {
   const count = state.removed.size, ready = state.explanation !== null;
   for (const id of ["delete-top", "delete-all"]) find(`#${id}`).disabled = !ready || count === patches();
   find("#reset").disabled = count === 0;
-  const text = count ? `${count} of ${patches()} patches deleted.` : "Click or drag over patches of the image.";
+  const hint = isPlace(state.ask.kind) ? "Click chooses a place: move to a patch with the arrow keys, and press Enter." : "Click or drag over patches of the image.";
+  const text = count ? `${count} of ${patches()} patches deleted.` : hint;
   find("#removed").textContent = text;
   const current = target();
   if (!current || current.probability === null) return blank();

@@ -44,7 +44,8 @@ export class Sheet {
     context.drawImage(renderMap(content, drawing), x, y, width, height);
   }
 
-  drawPanes(seen, { storage = [], removed = [], outlined = [] }) {
+  // boxes: [{box, strong}] in pixels of the picture; region: {cells, grid} of a class map.
+  drawPanes(seen, { storage = [], removed = [], outlined = [], boxes = [], region = null }) {
     const context = this.cleared(this.panes);
     if (!seen) return;
     const area = this.area(this.panes, seen), unit = window.devicePixelRatio || 1;
@@ -53,6 +54,11 @@ export class Sheet {
     for (const patch of storage) drawDiamond(context, box(patch), DIAMOND * unit);
     for (const patch of removed) drawRemoved(context, box(patch), unit);
     for (const patch of outlined) outline(context, box(patch), unit);
+    const across = this.panes.width / seen.size[0], down = this.panes.height / seen.size[1];
+    for (const { box: [left, top, right, bottom], strong } of boxes) {
+      frame(context, [left * across, top * down, (right - left) * across, (bottom - top) * down], unit, strong);
+    }
+    if (region) border(context, area, region, unit);
   }
 
   cleared(canvas) {
@@ -68,6 +74,12 @@ export class Sheet {
   area(canvas, { size: [width, height], box: [left, top, right, bottom] }) {
     const across = canvas.width / width, down = canvas.height / height;
     return { x: left * across, y: top * down, width: (right - left) * across, height: (bottom - top) * down };
+  }
+
+  // In pixels of the picture.
+  pointAt(event, { size: [width, height] }) {
+    const bounds = this.panes.getBoundingClientRect();
+    return [((event.clientX - bounds.left) / bounds.width) * width, ((event.clientY - bounds.top) / bounds.height) * height];
   }
 
   patchAt(event, { size: [width, height], box: [left, top, right, bottom], grid: [rows, columns] }) {
@@ -133,5 +145,33 @@ function outline(context, [x, y, width, height], unit) {
     context.strokeStyle = colour;
     context.lineWidth = thickness * unit;
     context.strokeRect(x, y, width, height);
+  }
+}
+
+function frame(context, [x, y, width, height], unit, strong) {
+  for (const [colour, thickness] of [[LEAD, strong ? 5 : 3], ["#fff", strong ? 3 : 1]]) {
+    context.strokeStyle = colour;
+    context.lineWidth = thickness * unit;
+    context.strokeRect(x, y, width, height);
+  }
+}
+
+// The edges between the cells of a region and all others.
+function border(context, area, { cells, grid: [rows, columns] }, unit) {
+  const path = new Path2D(), inside = (row, column) => row >= 0 && row < rows && column >= 0 && column < columns && cells.has(row * columns + column);
+  const at = (row, column) => [area.x + (column * area.width) / columns, area.y + (row * area.height) / rows];
+  const line = (from, to) => { path.moveTo(...at(...from)); path.lineTo(...at(...to)); };
+  for (const index of cells) {
+    const row = Math.floor(index / columns), column = index % columns;
+    if (!inside(row - 1, column)) line([row, column], [row, column + 1]);
+    if (!inside(row + 1, column)) line([row + 1, column], [row + 1, column + 1]);
+    if (!inside(row, column - 1)) line([row, column], [row + 1, column]);
+    if (!inside(row, column + 1)) line([row, column + 1], [row + 1, column + 1]);
+  }
+  for (const [colour, thickness] of [[LEAD, 5], ["#fff", 2.5]]) {
+    context.strokeStyle = colour;
+    context.lineWidth = thickness * unit;
+    context.lineCap = "square";
+    context.stroke(path);
   }
 }

@@ -11,7 +11,7 @@ export const state = {
   picture: null, // {file?, sample?, id?, url, name}
   prediction: null, // answer of /api/predict
   explanation: null, // answer of /api/explain
-  ask: { kind: "class" }, // or {kind: "group", group, rival}, {kind: "text", text}, {kind: "similarity", measure, name, picture}
+  ask: { kind: "class" }, // or {kind: "group", group, rival}, {kind: "text", text}, {kind: "box", query}, {kind: "region", cell}, {kind: "similarity", measure, name, picture}
   answered: null, // the ask that the explanation answers
   target: null, // index of a class; null: the predicted class
   against: null,
@@ -32,7 +32,7 @@ export function on(topics, listener) {
   for (const topic of topics.split(" ")) (listeners[topic] ??= []).push(listener);
 }
 
-// Topics: model, picture, nothing (no picture any more), prediction, choice, explanation, second, pairs, removed, look.
+// Topics: model, picture, nothing (no picture any more), prediction, choice, explanation, second, pairs, removed, look, places.
 export function emit(topic, detail) {
   for (const listener of listeners[topic] ?? []) listener(detail);
 }
@@ -57,6 +57,12 @@ function sharedNames(model) {
   return shared.get(model);
 }
 
+// Kinds of questions about a class at a place of the picture.
+export const isPlace = (kind) => kind === "box" || kind === "region";
+
+// The segment that a cell of the class map belongs to.
+export const segmentAt = (cell) => state.prediction?.segments?.find(({ cells }) => cells.includes(cell));
+
 // The answer to what is asked, or null if the map on the page answers something else.
 const answer = () => (state.ask === state.answered ? state.explanation : null);
 
@@ -65,7 +71,7 @@ export function target() {
   if (state.ask.kind !== "class") {
     return answer() && { index: answer().target, label: names()[0], probability: answer().probability };
   }
-  const index = state.target ?? state.prediction?.classes[0].index ?? null;
+  const index = state.target ?? state.prediction?.classes[0]?.index ?? null;
   return index === null ? null : { index, label: label(index), probability: probability(index) };
 }
 
@@ -77,9 +83,9 @@ export function names() {
   return [label(index, text), against === null ? null : label(against, rival)];
 }
 
-// The most probable classes; those of an answer about a text have it among them.
+// The most probable classes; those of an answer about a text have it among them, those about a place are of this place.
 export function topClasses() {
-  if (state.ask.kind !== "text" || !answer()) return state.prediction?.classes ?? [];
+  if (!(state.ask.kind === "text" || isPlace(state.ask.kind)) || !answer()) return state.prediction?.classes ?? [];
   return answer().top.map(({ class: index, label: text, probability: share }) => ({ index, label: text, probability: share }));
 }
 

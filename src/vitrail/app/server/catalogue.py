@@ -14,6 +14,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation import default_method
 from vitrail.methods.base import MethodFactory
 from vitrail.methods.registry import describe_methods, get_method
+from vitrail.models.detection import Detector
 from vitrail.models.questions import embedding
 from vitrail.models.view import View
 
@@ -37,7 +38,12 @@ def describe_model(name: str, view: View) -> Row:
 
 def questions(view: View) -> Iterator[str]:
     """What can be asked of a model."""
-    yield from ("class", "group")
+    if not view.is_embedding:
+        yield from ("class", "group")
+    if isinstance(view, Detector):
+        yield "box"
+    if view.has_tokens and view.architecture().head.pool in ("patches", "queries"):
+        yield "region"
     if view.reads_texts:
         yield "text"
     with suppress(VitrailError):

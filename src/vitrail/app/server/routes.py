@@ -187,9 +187,16 @@ async def find_other(service: Service, form: s.Form) -> Picture | None:
     """The picture that it is compared with; None if something else is asked."""
     if not isinstance(form, s.QuestionForm):
         return None
-    sides = [("target", "group"), ("against", "against_group"), ("other", "other_picture", "other_sample")]
-    target, against, other = ([name for name in side if getattr(form, name) is not None] for side in sides)
-    for names in (target, against, other, [*(target or against)[:1], *other[:1]]):
+    sides = [
+        ("target", "group"),
+        ("against", "against_group"),
+        ("other", "other_picture", "other_sample"),
+        ("box", "region"),
+        ("group", "against_group"),
+    ]
+    target, against, other, place, groups = ([n for n in side if getattr(form, n) is not None] for side in sides)
+    elsewhere = [*(target or against)[:1], *other[:1]], [*place[:1], *(groups or other)[:1]]
+    for names in (target, against, other, place, *elsewhere):
         if len(names) > 1:
             raise RequestError(422, f"{' and '.join(names)} ask different questions: send only one of them.")
     if other:
@@ -208,7 +215,7 @@ async def _stored(service: Service, file: UploadFile | None, picture: str | None
 def make_task(kind: str, form: s.Form, model: str, picture: Picture, other: Picture | None = None) -> Task:
     """The task of a form; fields that were not sent are left out."""
     fields: dict[str, Any] = form.model_dump(exclude=ELSEWHERE, exclude_none=True)
-    for name in ("params", "removed", "kept"):
+    for name in ("params", "removed", "kept", "region"):
         if name in fields:
             fields[name] = json.loads(fields[name])
     if isinstance(form, s.MaskForm) and form.removed is not None and form.kept is not None:

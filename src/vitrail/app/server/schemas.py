@@ -110,7 +110,7 @@ class JobForm(Form):
 
 
 class QuestionForm(Form):
-    """Fields that choose what is asked: a class, any of several classes, or the similarity to another picture."""
+    """Fields that choose what is asked: a class, here or there, any of several, or the similarity to a picture."""
 
     target: Class | None = Field(
         None,
@@ -121,6 +121,14 @@ class QuestionForm(Form):
         None, description="Instead of target, any of several classes: names, numbers and patterns, comma-separated."
     )
     against_group: Classes | None = Field(None, description="Instead of against, any of several classes, likewise.")
+    box: Annotated[int, Field(ge=0, le=MAX_PATCHES)] | None = Field(
+        None, description="The target is that of a box of a detector: its query, as /api/predict lists the boxes."
+    )
+    region: Patches | None = Field(
+        None,
+        description="The target is that of a region of a segmentation: a JSON list of cells, such as those of a "
+        "segment that /api/predict lists.",
+    )
     other: UploadFile | None = Field(
         None, description="Instead of a class, the similarity to this image file, by the embeddings of both."
     )
@@ -213,7 +221,7 @@ class Model(BaseModel):
     input: Pair
     grid: Pair
     view: Literal["tokens", "features", "logits"]
-    asks: list[Literal["class", "group", "text", "similarity"]]
+    asks: list[Literal["class", "group", "text", "box", "region", "similarity"]]
     default_method: str
     note: str
     labels: list[str]
@@ -265,8 +273,30 @@ class ClassRow(BaseModel):
     probability: Measured
 
 
+class BoxRow(BaseModel):
+    """A box of a detector, in pixels of the picture: what one of its queries says."""
+
+    query: Index
+    target: Index
+    label: str
+    probability: float
+    box: Box
+
+
+class SegmentRow(BaseModel):
+    """A connected part of the picture with one predicted class; the cells are those of the class map, row by row."""
+
+    target: Index
+    label: str
+    cells: list[Index]
+
+
 class Prediction(BaseModel):
-    """The most probable classes; in ``asked`` the target and what it is opposed to, where the form names them."""
+    """The most probable classes; in ``asked`` the target and what it is opposed to, where the form names them.
+
+    ``boxes`` of a detector, the surest first; ``segments`` of a segmentation model, the largest first, on a class map
+    of ``cells`` rows and columns.
+    """
 
     picture: Sha256
     other: Sha256 | None = None
@@ -277,6 +307,9 @@ class Prediction(BaseModel):
     grid: Pair
     classes: list[ClassRow]
     asked: list[ClassRow]
+    boxes: list[BoxRow] | None = None
+    cells: Pair | None = None
+    segments: list[SegmentRow] | None = None
     seconds: float
 
 

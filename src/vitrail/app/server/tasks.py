@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from time import monotonic, perf_counter
@@ -33,9 +33,12 @@ from vitrail.metrics.base import Case, trapezoid
 from vitrail.metrics.curves import PROBABILITY, even_counts, ranks, token_curve
 from vitrail.metrics.measuring import measure
 from vitrail.metrics.trust import Trust
+from vitrail.models.detection import Detector
+from vitrail.models.questions import segmenting
+from vitrail.models.segments import find_segments
 from vitrail.models.view import View
 from vitrail.progress import watched
-from vitrail.targets import ClassSpec, Group, Similarity, pose
+from vitrail.targets import Box, ClassSpec, Group, Region, Similarity, pose
 
 Answer = dict[str, Any]
 Report = Callable[[str, Answer], None]  # "progress" or "partial", and its data
@@ -44,6 +47,7 @@ MAX_SIDE = 224  # rows and columns of a map in an answer
 TILE_SIDE = 64  # the same in a comparison
 PATCH_SIZE = 16  # pixels, for models without patch tokens
 BLANK = Image.new("RGB", (1, 1))
+LEAST_SURE, MOST_PLACES = 0.05, 100  # of boxes and segments in an answer
 OVERHEAD = 4096  # bytes of a cached result besides its numbers
 WORDS = ("call", "title", "score_line", "storage_line", "trust_line")  # what an explanation says about itself
 
@@ -123,8 +127,9 @@ def run(kind: str, view: View, request: Request, report: Report) -> tuple[str, b
 def posed(view: View, request: Request) -> tuple[View, Request]:
     """The view that answers a request, from the cache if possible, and the request about classes of that view."""
     fields, other = request.fields, request.other
-    names = ("target", "against", "group", "against_group", "measure")
-    question = ("question", request.model, *map(fields.get, names), None if other is None else other.id)
+    names = ("target", "against", "group", "against_group", "measure", "box")
+    region = None if fields.get("region") is None else tuple(fields["region"])
+    question = ("question", request.model, *map(fields.get, names), region, None if other is None else other.id)
     answer: Posed | None = request.cache.get(question)
     if answer is None:
         target, against = (
@@ -133,6 +138,10 @@ def posed(view: View, request: Request) -> tuple[View, Request]:
         )
         if other is not None:
             target = Similarity(other.image, fields.get("measure", "cosine"))
+        elif fields.get("box") is not None:
+            target = Box(fields["box"], fields.get("target"))
+        elif region is not None:
+            target = Region(mask_of(view, region), fields.get("target"))
         with own_modes():
             answer = Posed(*pose(view, target, against, lambda source: see(view, source).pixels, list))
         if answer.view is view:
@@ -141,6 +150,17 @@ def posed(view: View, request: Request) -> tuple[View, Request]:
     classes = {"target": answer.target, "against": answer.against}
     fields = {name: value for name, value in (fields | classes).items() if value is not None}
     return answer.view, replace(request, fields=fields, question=question, model_view=view)
+
+
+def mask_of(view: View, cells: Sequence[int]) -> Tensor:
+    """(H, W): the part of the model input that cells of the class map cover."""
+    _, grid = segmenting(view)
+    wrong = [cell for cell in cells if not 0 <= cell < math.prod(grid)]
+    if wrong:
+        raise VitrailError(f"there is no cell {wrong[0]}: expected indices from 0 to {math.prod(grid) - 1}.")
+    inside = torch.zeros(math.prod(grid))
+    inside[list(cells)] = 1
+    return F.interpolate(inside.view(1, 1, *grid), size=view.size, mode="nearest-exact")[0, 0] > 0
 
 
 def predict(view: View, request: Request, report: Report) -> Answer:
@@ -156,7 +176,19 @@ def predict(view: View, request: Request, report: Report) -> Answer:
         "grid": list(grid_of(view)),
         "classes": top_classes(view, inference.logits, request.fields.get("top", 5)),
         "asked": class_rows(view, inference.logits, [view.class_index(name) for name in named]),
+        **places(request.model_view or view, request, inference),
     }
+
+
+def places(view: View, request: Request, inference: Inference) -> Answer:
+    """The boxes of a detector, or the segments of a segmentation model."""
+    if isinstance(view, Detector):
+        boxes = [detection._asdict() for detection in view.boxes(request.image, LEAST_SURE)]
+        return {"boxes": boxes[:MOST_PLACES]}
+    if view.has_tokens and view.architecture().head.pool in ("patches", "queries"):
+        segments = [segment._asdict() for segment in find_segments(view, inference.pixels[0])]
+        return {"cells": list(segmenting(view)[1]), "segments": segments[:MOST_PLACES]}
+    return {}
 
 
 def explain(view: View, request: Request, report: Report) -> Answer:
@@ -460,6 +492,8 @@ def kept_patches(fields: Answer, patches: int) -> Tensor:
 
 
 def top_classes(view: View, logits: Tensor, count: int) -> list[Answer]:
+    if view.is_embedding:
+        return []
     ranked = view.probabilities(logits)[0].cpu().argsort(descending=True, stable=True)
     return class_rows(view, logits, ranked[:count].tolist())
 

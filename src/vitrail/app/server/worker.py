@@ -86,7 +86,8 @@ def load_models(models: list[str], options: Mapping[str, Any]) -> dict[str, View
 
     for name, view in views.items():
         view.known_weights = view.weights_hash()  # the weights do not change here
-        explain(view, Request(name, "", Image.new("RGB", (64, 64)), {"trust": False}), lambda *_: None)
+        target = {"target": 0} if view.is_embedding else {}  # it predicts no class
+        explain(view, Request(name, "", Image.new("RGB", (64, 64)), {"trust": False} | target), lambda *_: None)
     return views
 
 
