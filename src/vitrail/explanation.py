@@ -40,6 +40,7 @@ from vitrail.show.figure import display_size, labelled, marked, overlay, png_byt
 from vitrail.show.heatmap import fit_to_image
 from vitrail.show.legend import Legend
 from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style, Uncertain
+from vitrail.show.pixels import Mask, strongest
 from vitrail.show.plots import curve_picture
 from vitrail.show.widget import Choice, Controls, strongest
 from vitrail.version import __version__
@@ -253,9 +254,7 @@ class Explanation:
     def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear", look: Look = DEFAULT_LOOK) -> Tensor:
         """The shares on the image, (H, W) of its display size; outlines of pixel maps are those of coarser cells."""
         values = self._without_storage() if look.storage == "hide" and self.storage else self.shares
-        if look.style == "outline" and min(values.shape) >= 2 * _COARSE:
-            values = F.adaptive_avg_pool2d(values[None], _COARSE)[0]
-        return self._fitted(values, mode)
+        return self._fitted(_coarse(values) if look.style == "outline" else values, mode)
 
     def _fitted(self, values: Tensor, mode: Literal["bilinear", "nearest"]) -> Tensor:
         """Values of the map's shape on the image, (H, W) of its display size."""
@@ -281,6 +280,18 @@ class Explanation:
     def _diverges(self) -> bool:
         """Whether the colours of the map diverge from zero."""
         return bool((self.shares < 0).any()) if self.signed is None else self.signed
+
+    def area(self, share: float = 0.5) -> Mask:
+        """The smallest area of the image with a share of the evidence for the class, (H, W) of the image, bool.
+
+        With half of the evidence, it is what ``style="outline"`` draws a line around.
+        """
+        if not 0 < share <= 1:
+            raise VitrailError(f"share must be above 0 and at most 1, the whole evidence, but got {share}.")
+        values = fit_to_image(_coarse(self.shares), self.box, self.image.size)
+        scale = Scale.of(values, self.signed)
+        known = values.nan_to_num(0.0 if scale.signed else scale.low)
+        return strongest(scale.support(scale.positions(known.numpy())), share)
 
     @property
     def focus(self) -> tuple[float, float]:
@@ -629,6 +640,11 @@ def _load_again(saved: Mapping[str, Any], path: Path) -> View:
     if isinstance(spec.get("img_size"), list):
         spec["img_size"] = tuple(spec["img_size"])
     return load(spec.pop("name", None), **spec)
+
+
+def _coarse(values: Tensor) -> Tensor:
+    """A map of which areas are taken: values of pixels are averaged, or the areas would be dust."""
+    return values if min(values.shape) < 2 * _COARSE else F.adaptive_avg_pool2d(values[None], _COARSE)[0]
 
 
 def tensor_hash(values: Tensor) -> str:
