@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 from vitrail.errors import VitrailError
 
+TEMPORARY = (".vitrail-", ".part")  # how the names of temporary files begin and end
+
 
 def save_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
     """Calls ``write`` with an open file and moves the result to ``path`` atomically; returns the path.
@@ -28,6 +30,13 @@ def write_together(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
     with _all_or_nothing() as transaction:
         for path, content in contents.items():
             transaction.stage(Path(path), partial(_write_bytes, content))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes the temporary files of processes that were killed; nobody else may be writing into the folder."""
+    for path in folder.glob(f"{TEMPORARY[0]}*{TEMPORARY[1]}"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def printable(text: str) -> str:
@@ -135,7 +144,7 @@ def _write_bytes(content: bytes, file: BinaryIO) -> None:
 
 def _name_beside(target: Path) -> Path:
     # Independent of the target's name, which may already have the maximum length.
-    return target.parent / f".vitrail-{secrets.token_hex(8)}.part"
+    return target.parent / f"{TEMPORARY[0]}{secrets.token_hex(8)}{TEMPORARY[1]}"
 
 
 def _copy_beside(target: Path) -> Path:
