@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
@@ -40,6 +39,7 @@ from vitrail.show.heatmap import fit_to_image
 from vitrail.show.legend import Legend
 from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style, Uncertain
 from vitrail.show.plots import curve_picture
+from vitrail.stored import pack, read_stored
 from vitrail.version import __version__
 
 # The parts of a score, by the names of their extras.
@@ -447,10 +447,10 @@ class Explanation:
             "scores": self.scores,
             "curves": self.curves,
             "box": list(self.box),
-            "map": _pack(self.map),
-            "standard_error": None if self.error is None else _pack(self.error),
+            "map": pack(self.map),
+            "standard_error": None if self.error is None else pack(self.error),
             "measure": self.measure,
-            "pairs": None if self.pairs is None else _pack(self.pairs),
+            "pairs": None if self.pairs is None else pack(self.pairs),
         }
 
     def __repr__(self) -> str:
@@ -474,7 +474,7 @@ def open(  # noqa: A001
     """
     path = Path(path)
     path = path.with_suffix(".json") if path.name else path
-    saved = _read(path)
+    saved = read_stored(path)
     try:
         pixels = _find_pixels(saved, image, path)
         picture = _find_image(
@@ -482,7 +482,7 @@ def open(  # noqa: A001
         )
         view = _find_model(saved["model"], model, path, check)
         return Explanation(
-            map=_unpack(saved["map"]),
+            map=saved["map"],
             image=picture,
             model=view,
             model_name=saved["model"]["name"],
@@ -498,25 +498,13 @@ def open(  # noqa: A001
             storage=saved.get("storage", []),
             grid=None if saved.get("grid") is None else tuple(saved["grid"]),
             trusted=None if saved.get("trust") is None else Trust.from_dict(saved["trust"]),
-            error=None if saved.get("standard_error") is None else _unpack(saved["standard_error"]),
+            error=saved.get("standard_error"),
             measure=saved.get("measure", "probability"),
-            pairs=None if saved.get("pairs") is None else _unpack(saved["pairs"]),
+            pairs=saved.get("pairs"),
             **{name: saved[name] for name in _STORED_FIELDS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise VitrailError(f"cannot read the explanation {path}: {error.strerror or error}.") from None
-    except ValueError:
-        raise VitrailError(f"{path} is not valid JSON: expected the file that Explanation.save wrote.") from None
-    if not isinstance(saved, dict) or "vitrail" not in saved:
-        raise VitrailError(f"{path} is not a vitrail explanation: expected the file that Explanation.save wrote.")
-    return saved
 
 
 def _find_image(saved: Mapping[str, Any], source: Any, path: Path) -> Image.Image:
@@ -581,13 +569,3 @@ def tensor_hash(values: Tensor) -> str:
     """The SHA-256 of a tensor's shape and values, in single precision."""
     array = np.ascontiguousarray(values.detach().cpu().float().numpy(), dtype="<f4")
     return hashlib.sha256(f"{array.shape}:".encode() + array.tobytes()).hexdigest()
-
-
-def _pack(values: Tensor) -> dict[str, Any]:
-    array = np.ascontiguousarray(values.numpy(), dtype="<f4")
-    return {"shape": list(array.shape), "dtype": "float32", "base64": base64.b64encode(array.tobytes()).decode()}
-
-
-def _unpack(packed: Mapping[str, Any]) -> Tensor:
-    array = np.frombuffer(base64.b64decode(packed["base64"]), dtype="<f4").reshape(packed["shape"])
-    return torch.from_numpy(array.astype(np.float32))

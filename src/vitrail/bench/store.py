@@ -28,7 +28,7 @@ from torch import Tensor
 from vitrail.bench.plan import Plan
 from vitrail.calls import split_call
 from vitrail.errors import VitrailError
-from vitrail.files import save_atomically
+from vitrail.files import parse_json, save_atomically
 from vitrail.models.view import View
 from vitrail.version import __version__
 
@@ -149,7 +149,7 @@ class Store:
         """Versions and device of the run; empty if not recorded, or damaged."""
         path = self.folder / "environment.json"
         try:
-            about = json.loads(path.read_bytes())
+            about = parse_json(path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
