@@ -168,6 +168,28 @@ def workplace() -> Iterator[Path]:
             os.chdir(before)
 
 
+@contextmanager
+def offline() -> Iterator[None]:
+    """Without the hub, as on a machine that has no network."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def fresh(use: Use) -> Use:
+    """With an output folder that is empty each time."""
+
+    def use_in_empty_folder(path: Path, out: Path) -> None:
+        with tempfile.TemporaryDirectory(dir=out) as folder:
+            use(path, Path(folder))
+
+    return use_in_empty_folder
+
+
 def fuzz(fuzzer: Fuzzer, seed: int, *, inputs: int | None = None, seconds: float | None = None) -> Trial:
     """Tries inputs drawn from a seed: so many, or for so many seconds."""
     trial = Trial()

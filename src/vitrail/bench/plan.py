@@ -100,7 +100,7 @@ class Plan:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise VitrailError(f"cannot read the plan {path}: {error.strerror or error}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or of what is nested too deeply
             raise VitrailError(f"the plan {path} is not valid TOML: {error}.") from None
         return cls.from_dict(content, str(path))
 
