@@ -78,7 +78,7 @@ def expected(method: str) -> Tensor:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int = 0, above: int = 0) -> None:
-    """Raises in linear layers: after so many calls, of which a forward pass has 13, and above so many inputs at once."""
+    """Raises in linear layers: after so many calls (a forward pass has 13), above so many inputs at once."""
     counted, linear = itertools.count(), F.linear
 
     def failing_linear(inputs: Tensor, *args: Any) -> Tensor:

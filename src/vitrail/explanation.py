@@ -53,6 +53,7 @@ SPLIT = {
 # Fields that are stored in the JSON file under their own name.
 _STORED_FIELDS = ("method", "params", "target", "label", "probability", "against", "against_label", "seconds",
                       "extras", "signed")  # fmt: skip
+_FACTS = ("fingerprint", "precision", "load", "preprocessing", "question")  # what is stored of a model
 _QUANTILE = 1.645  # of the normal distribution, for two-sided 90 % intervals
 _UNCERTAIN_OPACITY = 0.35  # relative to values whose sign is certain
 _COARSE = 32  # rows and columns of a map of pixels that is outlined
@@ -95,6 +96,7 @@ class Explanation:
     trusted: Trust | None = None  # the result of ``trust``
     error: Tensor | None = None  # standard deviation of the map, of its shape; None for methods that have none
     measure: str = "probability"  # what ``probability`` is: of targets that have none, the score
+    model_facts: dict[str, Any] | None = None  # of an explanation that was opened without its model: what its file says
     pairs: Tensor | None = None  # (N, N): shares of pairs of patches in a similarity, explained by ``decompx``
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
@@ -410,17 +412,11 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pixels, as JSON values."""
-        model = self.model
+        facts = (self.model_facts or dict.fromkeys(_FACTS)) if self.model is None else _facts(self.model)
         return {
             "vitrail": __version__,
             "versions": {"python": platform.python_version(), **{n: version(n) for n in ("torch", "timm", "numpy")}},
-            "model": {
-                "name": self.model_name,
-                "fingerprint": None if model is None else model.fingerprint(),
-                "load": None if model is None else model.spec,
-                "preprocessing": None if model is None else model.preprocessing.to_dict(),
-                "question": None if model is None else model.question,
-            },
+            "model": {"name": self.model_name, **facts},
             "image": {
                 "path": self.image_path,
                 "sha256": image_hash(self.image),
@@ -501,10 +497,18 @@ def open(  # noqa: A001
             error=saved.get("standard_error"),
             measure=saved.get("measure", "probability"),
             pairs=saved.get("pairs"),
+            model_facts=saved["model"],
             **{name: saved[name] for name in _STORED_FIELDS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None
+
+
+def _facts(model: View) -> dict[str, Any]:
+    """What a stored explanation says of its model, so that the same one can be found again."""
+    precision = str(model.dtype).removeprefix("torch.")
+    values = (model.fingerprint(), precision, model.spec, model.preprocessing.to_dict(), model.question)
+    return dict(zip(_FACTS, values, strict=True))
 
 
 def _find_image(saved: Mapping[str, Any], source: Any, path: Path) -> Image.Image:

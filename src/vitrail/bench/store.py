@@ -160,8 +160,9 @@ class Store:
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
         """Records the plan and the environment (see ``environment``)."""
         plan.write(self.folder / "plan.toml")
-        preprocessing = {**self.environment().get("preprocessing", {}), **about.get("preprocessing", {})}
-        text = json.dumps({**about, "preprocessing": preprocessing}, indent=1).encode()
+        earlier = self.environment()
+        by_model = {name: _table(earlier.get(name)) | _table(about.get(name)) for name in ("preprocessing", "models")}
+        text = json.dumps({**about, **by_model}, indent=1).encode()
         save_atomically(self.folder / "environment.json", lambda file: file.write(text))
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -286,6 +287,11 @@ class Store:
             raise DamagedError from error
 
 
+def _table(value: Any) -> dict[str, Any]:
+    """A part of the environment by model; empty where an older version did not write it, or where it is damaged."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
 class DamagedError(Exception):
     """A part whose content is not what was written."""
 
@@ -338,7 +344,7 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 
 def environment(view: View) -> dict[str, Any]:
-    """Versions, device, git state, and the preprocessing of the model."""
+    """Versions, device, git state, and the preprocessing, fingerprint and precision of the model."""
     versions = {}
     for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -353,6 +359,7 @@ def environment(view: View) -> dict[str, Any]:
         "git": _git(),
         "started": datetime.now(UTC).isoformat(),
         "preprocessing": {view.name: view.preprocessing.to_dict()},
+        "models": {view.name: {"fingerprint": view.fingerprint(), "precision": str(view.dtype).removeprefix("torch.")}},
     }
 
 

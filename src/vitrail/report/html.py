@@ -103,13 +103,13 @@ def _curves(summary: Summary) -> list[dict[str, Any]]:
 
 def _environment_line(run: str, about: Mapping[str, Any]) -> str:
     """Versions, device and commit of a run."""
-    versions, git = about.get("versions") or {}, about.get("git")
+    versions, git = (value if isinstance(value, Mapping) else {} for value in map(about.get, ("versions", "git")))
     parts = [
         f"vitrail {about['vitrail']}" if about.get("vitrail") else "",
         about.get("device"),
         about.get("platform"),
         *(f"{name} {versions[name]}" for name in ("torch", "timm") if name in versions),
-        f"commit {str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}" if git else "",
+        f"commit {str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}" if "commit" in git else "",
         f"started {str(about['started'])[:19]}" if about.get("started") else "",
     ]
     return f"{run}: " + ", ".join(str(part) for part in parts if part)
