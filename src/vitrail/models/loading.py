@@ -337,6 +337,11 @@ def _load_huggingface(request: LoadRequest) -> View:
     arguments = dict(request.model_args)
     if arguments.pop("trust_remote_code", False):
         raise _remote_code(name)
+    if not arguments.pop("weights_only", True):  # as a plan or a stored explanation may ask
+        raise VitrailError(
+            f"weights_only=False would run the code that a pickle of {name} holds, which load() never does: save its "
+            "weights as safetensors."
+        )
     if request.num_classes is not None:
         raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None
