@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import traceback
+import warnings
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from tests.properties import Case, cases, check
 from tests.soak.outcome import Outcome
 
@@ -14,7 +15,10 @@ ROUND = 50
 
 
 def soak(seconds: float) -> list[Outcome]:
-    end, first, outcome = time.monotonic() + seconds, int(time.time()), Outcome("random networks, images and targets")
+    first, outcome = int(time.time()), Outcome("random networks, images and targets")
+    warnings.simplefilter("ignore")
+    check(find(cases(), lambda _: True))  # imports take a while
+    end = time.monotonic() + seconds
 
     @settings(max_examples=ROUND, deadline=None, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
