@@ -30,6 +30,8 @@ def test_a_named_part_of_the_soak_exists() -> None:
 
 
 def test_every_promise_has_a_test() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith(("| promise ", "| change "))]
+    rows = [
+        line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith(("| promise ", "| change "))
+    ]
     assert len(rows) > 20
     assert [row for row in rows if not re.search(r"`tests/[\w/]+\.py", row)] == []
