@@ -9,7 +9,7 @@ PHOTO := src/vitrail/data/samples/coffee.jpg
 # Byte code is kept: collecting tests and starting processes would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint docs browser wheel audit-dependencies clean
+.PHONY: demo test test-all lint docs notebooks browser wheel audit-dependencies clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -54,6 +54,10 @@ lint: $(STAMP)
 # The site needs nothing from elsewhere: look at it with `python3 -m http.server --directory site`.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The notebooks of examples/ from its scripts, executed.
+notebooks: $(PEERS)
+	$(BIN)/python tools/notebooks.py
 
 # Wheel and sdist into dist/; the same to the byte wherever and whenever they are built with the same hatchling.
 wheel: $(STAMP)

@@ -91,7 +91,7 @@ def licence(name: str) -> str:
     expression, text = about.get("License-Expression"), (about.get("License") or "").strip()
     classifiers = about.get_all("Classifier") or []
     names = [line.removeprefix(PREFIX) for line in classifiers if line.startswith(PREFIX)]
-    short = text if text and len(text) <= LONGEST and "\n" not in text else ""
+    short = text if text not in ("", "UNKNOWN") and len(text) <= LONGEST and "\n" not in text else ""
     return expression or short or ", ".join(names) or "see its files"
 
 

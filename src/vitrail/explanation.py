@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from vitrail.engine.maps import min_max
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.methods.base import MethodFactory
-from vitrail.methods.registry import get_method
+from vitrail.methods.registry import build_method, get_method
 from vitrail.metrics.measuring import measure_alone, measure_trust
 from vitrail.metrics.trust import Trust
 from vitrail.models.loading import as_view, load
@@ -41,6 +42,7 @@ from vitrail.show.legend import Legend
 from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style, Uncertain
 from vitrail.show.pixels import Mask, strongest
 from vitrail.show.plots import curve_picture
+from vitrail.show.widget import Choice, Controls, strongest
 from vitrail.version import __version__
 
 # The parts of a score, by the names of their extras.
@@ -271,9 +273,13 @@ class Explanation:
         stored = torch.zeros(self.grid[0] * self.grid[1])
         stored[self.storage] = 1
         cells = F.interpolate(stored.view(1, 1, *self.grid), size=self.map.shape, mode="nearest-exact")[0, 0] > 0
-        shares, signed = self.shares, self.signed
-        nothing = 0.0 if (bool((shares < 0).any()) if signed is None else signed) else float(shares[~cells].min())
-        return shares.masked_fill(cells, nothing)
+        shares = self.shares
+        return shares.masked_fill(cells, 0.0 if self._diverges else float(shares[~cells].min()))
+
+    @property
+    def _diverges(self) -> bool:
+        """Whether the colours of the map diverge from zero."""
+        return bool((self.shares < 0).any()) if self.signed is None else self.signed
 
     def area(self, share: float = 0.5) -> Mask:
         """The smallest area of the image with a share of the evidence for the class, (H, W) of the image, bool.
@@ -471,6 +477,53 @@ class Explanation:
 
     def _repr_png_(self) -> bytes:
         return png_bytes(self.picture())
+
+    def widget(self) -> Controls:
+        """The picture with controls, for notebooks with ipywidgets: one of the likeliest classes, opacity, share, sign.
+
+        The share is that of the patches with the largest values; another class is explained when it is chosen.
+        """
+        explained = {self.target: self}
+
+        def draw(choice: Choice) -> bytes:
+            if choice.target not in explained:
+                explained[choice.target] = self._about(choice.target)
+            chosen = explained[choice.target]._reduced(choice.share, choice.signed)
+            return png_bytes(chosen.picture(alpha=choice.alpha))
+
+        others = self.top if self.model is not None else []
+        classes = {self.target: self.label} | {index: label for index, label, _ in others if index != self.against}
+        return Controls(classes, self.target, draw)
+
+    def _about(self, target: int) -> Explanation:
+        """The explanation of another of the likeliest classes, by the same method."""
+        begin = time.perf_counter()
+        model, pixels = self._model_and_pixels()
+        method = build_method(self.method, model, **self.params)
+        attribution = method.explain(pixels.to(model.device), target, self.against)
+        error = attribution.error
+        return replace(
+            self,
+            map=attribution.map[0].float().cpu(),
+            error=None if error is None else error[0].float().cpu(),
+            extras={name: float(values[0]) for name, values in attribution.extras.items()},
+            target=target,
+            label=model.label(target),
+            probability={index: probability for index, _, probability in self.top}[target],
+            seconds=time.perf_counter() - begin,
+            scores={},
+            curves={},
+            trusted=None,
+            pairs=None,
+        )
+
+    def _reduced(self, share: float, signed: bool) -> Explanation:
+        """The explanation with its largest shares alone, or those of their absolute values."""
+        if share == 1 and signed:
+            return self
+        values, diverges = (self.shares, self._diverges) if signed else (self.shares.abs(), False)
+        reduced = strongest(values, share, 0.0 if diverges else float(values.min()))
+        return replace(self, map=reduced, extras={}, signed=diverges)
 
 
 def open(  # noqa: A001
