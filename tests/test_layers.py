@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "vitrail"
 
 # What everything may use; then each room may use those before it.
 BASE = ("errors", "progress", "registry", "calls", "files", "geometry", "plugins", "samples", "version")
-ROOMS = ("core", "models", "targets", "engine", "methods", "metrics", "data", "show", "explanation", "sheets",
+ROOMS = ("core", "models", "targets", "engine", "methods", "metrics", "data", "show", "stored", "explanation", "sheets",
          "evaluation", "api", "similarity", "integrations", "training", "bench", "report", "papers", "audit", "app",
          "cli")  # fmt: skip
 

@@ -1,15 +1,18 @@
 """Files: atomic writes, and errors of the file system as ``VitrailError``."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from vitrail.errors import VitrailError
+
+TEMPORARY = (".vitrail-", ".part")  # how the names of temporary files begin and end
 
 
 def save_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> Path:
@@ -30,9 +33,24 @@ def write_together(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
             transaction.stage(Path(path), partial(_write_bytes, content))
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes the temporary files of processes that were killed; nobody else may be writing into the folder."""
+    for path in folder.glob(f"{TEMPORARY[0]}*{TEMPORARY[1]}"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def printable(text: str) -> str:
     """Text that can be encoded as UTF-8: undecodable bytes of a file name become escapes, a backslash and ``xe9``."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """``json.loads``, for which text that is nested too deeply is a ValueError like any other mistake."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @contextlib.contextmanager
@@ -135,7 +153,7 @@ def _write_bytes(content: bytes, file: BinaryIO) -> None:
 
 def _name_beside(target: Path) -> Path:
     # Independent of the target's name, which may already have the maximum length.
-    return target.parent / f".vitrail-{secrets.token_hex(8)}.part"
+    return target.parent / f"{TEMPORARY[0]}{secrets.token_hex(8)}{TEMPORARY[1]}"
 
 
 def _copy_beside(target: Path) -> Path:

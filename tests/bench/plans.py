@@ -42,7 +42,7 @@ def plan(**changes: object) -> Plan:
     return Plan(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def table(folder: Path) -> pd.DataFrame:
+def table(folder: Path | str) -> pd.DataFrame:
     return Store(folder).rows().sort_values(COLUMNS).reset_index(drop=True)
 
 

@@ -293,6 +293,16 @@ def test_a_bare_malicious_pickle_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("options", [{}, {"weights_only": False}, {"weights_only": False, "use_safetensors": False}])
+def test_a_pickle_in_a_huggingface_folder_is_not_run(options: dict[str, Any], tmp_path: Path) -> None:
+    families.build("hf_vit").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Evil(tmp_path / "ran"), protocol=2))
+    with pytest.raises(VitrailError):
+        vitrail.load(f"hf:{tmp_path}", **options)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_checkpoint_of_another_size_is_resampled(tmp_path: Path) -> None:
     """Weights trained at one size fill a model of that size, whose positions timm then resamples."""
     small = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=64, depth=1).eval()

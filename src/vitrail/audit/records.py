@@ -77,7 +77,7 @@ def read_records(store: Store, view: View, ids: Sequence[str], calls: Sequence[s
     rows = rows[rows["error"].isna() & rows["image"].isin(set(ids)) & rows["metric"].isin(set(calls))]
     order = {name: place for place, name in enumerate(ids)}
     predictions = rows[[split_call(call)[0] == PREDICTION for call in rows["metric"]]]
-    predictions = predictions.sort_values("time").drop_duplicates("image", keep="last")
+    predictions = predictions.drop_duplicates("image", keep="last")
     predictions = predictions.sort_values("image", key=lambda names: names.map(order))
     if not len(predictions):
         raise VitrailError(f"no image could be explained: see the errors above, or the rows in {store.folder}.")

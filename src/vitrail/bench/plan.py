@@ -95,14 +95,20 @@ class Plan:
     @classmethod
     def read(cls, path: str | Path) -> Plan:
         """Reads a TOML file; unknown keys are an error."""
-        path = Path(path)
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = Path(path).read_bytes()
         except OSError as error:
             raise VitrailError(f"cannot read the plan {path}: {error.strerror or error}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise VitrailError(f"the plan {path} is not valid TOML: {error}.") from None
-        return cls.from_dict(content, str(path))
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, name: str = "the plan") -> Plan:
+        """Reads the content of a TOML file of this name."""
+        try:
+            table = tomllib.loads(content.decode())
+        except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or of what is nested too deeply
+            raise VitrailError(f"the plan {name} is not valid TOML: {error}.") from None
+        return cls.from_dict(table, name)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], name: str = "the plan") -> Plan:
@@ -121,8 +127,11 @@ class Plan:
 
     def write(self, path: str | Path) -> Path:
         """Writes the plan as TOML."""
-        text = tomli_w.dumps(_plain(asdict(self)))
-        return save_atomically(path, lambda file: file.write(text.encode()))
+        return save_atomically(path, lambda file: file.write(self.content()))
+
+    def content(self) -> bytes:
+        """The plan as TOML."""
+        return tomli_w.dumps(_plain(asdict(self))).encode()
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from vitrail.api import BATCH
+from vitrail.bench.folders import Place
 from vitrail.bench.plan import METRICS, ModelSpec, Plan
 from vitrail.bench.shard import Shard
 from vitrail.bench.store import Buffer, Store, environment
@@ -112,7 +112,7 @@ def load_model(spec: ModelSpec) -> View:
 
 def run(
     plan: Plan,
-    out: str | Path,
+    out: Place,
     *,
     load: Loader = load_model,
     watch: Callable[[Step], None] | None = None,
@@ -125,7 +125,7 @@ def run(
 
     Args:
         plan: the plan.
-        out: the run folder, new or started.
+        out: the run folder, new or started; or an address of an object store, as "s3://bucket/run".
         load: builds the view of a model.
         watch: called after every step.
         positions: measure only these images of the data.

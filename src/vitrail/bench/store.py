@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import hashlib
 import io
 import json
 import os
 import platform
 import re
-import socket
 import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.bench.folders import Place, is_remote, open_folder
 from vitrail.bench.plan import Plan
 from vitrail.calls import split_call
 from vitrail.errors import VitrailError
-from vitrail.files import save_atomically
+from vitrail.files import parse_json
 from vitrail.models.view import View
 from vitrail.plugins import plugin_versions
 from vitrail.version import __version__
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-LOCK = ".lock"
+PLAN, ENVIRONMENT = "plan.toml", "environment.json"
 SUFFIXES = {"rows": "parquet", "maps": "safetensors", "pictures": "parquet"}
 DAMAGED = ".damaged"  # suffix of a part that was set aside
 REQUIRED = ["key", "time", "method", "error"]  # columns that identify a row
@@ -84,87 +85,61 @@ class Buffer:
             self.rows = []
 
 
-def _acquire(file: IO[str], kind: int) -> bool:
-    """Whether the lock was acquired; the child of a process that was just killed may hold it for a moment."""
-    for pause in (0, 0.1, 0.3, 0.6):
-        time.sleep(pause)
-        with suppress(OSError):
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-            return True
-    return False
-
-
 class Store:
     """The results of a run; any number of processes may read, one writes at a time, or one per shard."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Place) -> None:
+        self.folder = folder if is_remote(folder) else Path(folder)
+        self.files = open_folder(folder)
         self.damaged: dict[str, str] = {}  # skipped parts → reason
+        self._number = 0  # of the last part
 
     @contextmanager
     def locked(self, shard: str | None = None) -> Iterator[None]:
-        """Locks the run for this process; the system releases the lock however the process ends.
+        """Locks the run for this process, however it ends.
 
         Shards of a run exclude equal ones and whole runs, but not each other: every part has a name of its own.
         """
-        is_new = not self.folder.exists()
-        with ExitStack() as locks:
-            locks.enter_context(self._lock(LOCK, shared=shard is not None))
-            if shard is not None:
-                locks.enter_context(self._lock(f"{LOCK}-{shard}"))
-            try:
-                self._set_damaged_aside()
-                yield
-            except BaseException:
-                if is_new and all(path.name.startswith(LOCK) for path in self.folder.iterdir()):  # it never started
-                    for path in self.folder.iterdir():
-                        path.unlink()
-                    self.folder.rmdir()
-                raise
-
-    @contextmanager
-    def _lock(self, name: str, shared: bool = False) -> Iterator[None]:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = open(self.folder / name, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        except OSError as error:
-            raise VitrailError(f"cannot write into the run folder {self.folder}: {error.strerror or error}.") from None
-        with file:
-            if not _acquire(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-                file.seek(0)
-                owner = file.read().strip() or "another process"
-                raise VitrailError(
-                    f"{self.folder} is locked by {owner}: wait for it, or watch it with vitrail bench --watch "
-                    f"{self.folder}."
-                )
-            with suppress(OSError):  # a full disk: the owner is only information for others
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}")
-                file.flush()
+        with self.files.locked(shard):
+            for kind in SUFFIXES if shard is None else ():
+                self.files.tidy(kind)
+            self._set_damaged_aside()
             yield
 
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return PLAN in self.files.names()
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self._parts("rows"))
+
     def plan(self) -> Plan:
-        return Plan.read(self.folder / "plan.toml")
+        name = f"{self.files}/{PLAN}"
+        try:
+            return Plan.parse(self.files.read(PLAN), name)
+        except FileNotFoundError:
+            raise VitrailError(f"cannot read the plan {name}: {os.strerror(errno.ENOENT)}.") from None
 
     def environment(self) -> dict[str, Any]:
         """Versions and device of the run; empty if not recorded, or damaged."""
-        path = self.folder / "environment.json"
         try:
-            about = json.loads(path.read_bytes())
+            about = parse_json(self.files.read(ENVIRONMENT))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            warnings.warn(f"{path} is skipped because it cannot be read: {error}.", stacklevel=2)
+        except (VitrailError, ValueError) as error:
+            reason = str(error).rstrip(".")
+            warnings.warn(f"{self.files}/{ENVIRONMENT} is skipped because it cannot be read: {reason}.", stacklevel=2)
             return {}
         return about if isinstance(about, dict) else {}
 
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
         """Records the plan and the environment (see ``environment``)."""
-        plan.write(self.folder / "plan.toml")
-        before = self.environment()
-        by_model = {part: {**before.get(part, {}), **about.get(part, {})} for part in ("preprocessing", "commits")}
-        text = json.dumps({**about, **by_model}, indent=1).encode()
-        save_atomically(self.folder / "environment.json", lambda file: file.write(text))
+        self.files.write(PLAN, plan.content())
+        earlier, parts = self.environment(), ("preprocessing", "models", "commits")
+        by_model = {name: _table(earlier.get(name)) | _table(about.get(name)) for name in parts}
+        self.files.write(ENVIRONMENT, json.dumps({**about, **by_model}, indent=1).encode())
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes a part, all of its rows or none."""
@@ -186,7 +161,8 @@ class Store:
         self._add("pictures", _as_parquet(pa.Table.from_pylist(list(pictures))))
 
     def rows(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """All rows; of equal keys the last. A damaged part is skipped with a warning.
+        """All rows, part by part in the order of writing; of equal keys the last. A damaged part is skipped with a
+        warning.
 
         A row without method and error marks an image as readable again: it removes the earlier error and itself.
         """
@@ -199,7 +175,7 @@ class Store:
         table = pa.concat_tables(tables, promote_options="default")  # parts of an older version may lack a column
         frame = table.to_pandas(timestamp_as_object=False)
         assert isinstance(frame, pd.DataFrame)
-        last = frame.sort_values("time", kind="stable").drop_duplicates("key", keep="last")
+        last = frame.drop_duplicates("key", keep="last")
         return last[(last["method"] != "") | last["error"].notna()].reset_index(drop=True)
 
     def done(self, maps: bool = False) -> dict[str, str | None]:
@@ -211,13 +187,13 @@ class Store:
         rows = self.rows(["model", "image", "params", "explained"])
         errors = [error if isinstance(error, str) else None for error in rows["error"]]
         known = dict(zip(rows["key"], errors, strict=True))
-        if maps and any((self.folder / "maps").glob(f"*{DAMAGED}")):
+        if maps and self._lacks("maps"):
             stored = {_map_key(name) for part in self.map_parts() for name in part}
             columns = ("key", "model", "image", "method", "params", "explained")
             names = zip(*(rows[column] for column in columns), strict=True)
             with_map = {key for key, model, image, *rest in names if (f"{model}|{image}", *rest) in stored}
             known = {key: error for key, error in known.items() if error is not None or key in with_map}
-        if maps and any((self.folder / "pictures").glob(f"*{DAMAGED}")):
+        if maps and self._lacks("pictures"):
             pictures = self.pictures()
             pairs = set(zip(pictures["model"], pictures["image"], strict=True))
             images = zip(rows["key"], rows["model"], rows["image"], strict=True)
@@ -240,38 +216,45 @@ class Store:
         pictures = pd.concat(parts) if parts else pd.DataFrame(columns=["model", "image"])
         return pictures.drop_duplicates(["model", "image"], keep="last").reset_index(drop=True)
 
-    def _add(self, kind: str, content: bytes) -> None:
-        name = f"part-{time.time_ns():020d}-{_digest(content)}.{SUFFIXES[kind]}"
-        save_atomically(self.folder / kind / name, lambda file: file.write(content))
+    def _lacks(self, kind: str) -> bool:
+        """Whether parts of a kind were set aside."""
+        return any(name.endswith(DAMAGED) for name in self.files.names(kind))
 
-    def _parts(self, kind: str) -> list[Path]:
-        return sorted((self.folder / kind).glob(f"part-*.{SUFFIXES[kind]}"))
+    def _add(self, kind: str, content: bytes) -> None:
+        """Writes a part, whose name is later than those of all parts that this process has seen.
+
+        Names decide which of two equal rows is the last, and the clock of a machine may go back.
+        """
+        if not self._number:
+            names = [name for known in SUFFIXES for name in self._parts(known)[-1:]]
+            self._number = max((int(number[0]) for name in names if (number := re.search(r"\d+", name))), default=0)
+        self._number = max(time.time_ns(), self._number + 1)
+        self.files.write(f"{kind}/part-{self._number:020d}-{_digest(content)}.{SUFFIXES[kind]}", content)
+
+    def _parts(self, kind: str) -> list[str]:
+        return [name for name in self.files.names(kind) if fnmatch(name, f"part-*.{SUFFIXES[kind]}")]
 
     def _read(self, kind: str, parse: Callable[[bytes], T]) -> Iterator[T]:
         """The content of the undamaged parts of a kind."""
-        for path in self._parts(kind):
+        for name in self._parts(kind):
             with suppress(DamagedError, FileNotFoundError):  # or the writing process has just set it aside
-                yield self._read_part(path, parse)
+                yield self._read_part(f"{kind}/{name}", parse)
 
     def _set_damaged_aside(self) -> None:
         """Renames every damaged part, so that its rows are measured again."""
         for kind, parse in (("rows", _rows), ("maps", _maps), ("pictures", _pictures)):
-            for path in self._parts(kind):
+            for part in self._parts(kind):
                 try:
-                    self._read_part(path, parse)
+                    self._read_part(f"{kind}/{part}", parse)
                 except DamagedError:
-                    with suppress(FileNotFoundError):  # another shard was faster
-                        path.rename(path.with_name(path.name + DAMAGED))
+                    self.files.rename(f"{kind}/{part}", f"{kind}/{part}{DAMAGED}")  # unless another shard was faster
+                except FileNotFoundError:
+                    pass
 
-    def _read_part(self, path: Path, parse: Callable[[bytes], T]) -> T:
+    def _read_part(self, name: str, parse: Callable[[bytes], T]) -> T:
+        content, part = self.files.read(name), name.rpartition("/")[2]
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise VitrailError(f"cannot read {path}: {error.strerror or error}.") from None
-        try:
-            digest = NAME.fullmatch(path.name)
+            digest = NAME.fullmatch(part)
             if digest is not None and digest[1] != _digest(content):
                 raise ValueError("its checksum does not match")
             return parse(content)
@@ -279,13 +262,18 @@ class Store:
             raise
         except Exception as error:  # pyarrow and safetensors raise almost anything
             reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-            self.damaged[f"{path.parent.name}/{path.name}"] = reason
+            self.damaged[name] = reason
             warnings.warn(
-                f"{path} is damaged ({reason}) and skipped: vitrail bench renames it to {path.name}{DAMAGED} and "
-                "measures its rows again.",
+                f"{self.files}/{name} is damaged ({reason}) and skipped: vitrail bench renames it to {part}{DAMAGED} "
+                "and measures its rows again.",
                 stacklevel=2,
             )
             raise DamagedError from error
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """A part of the environment by model; empty where an older version did not write it, or where it is damaged."""
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 class DamagedError(Exception):
@@ -314,7 +302,7 @@ def _rows(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
         raise ValueError(f"no column {missing[0]}")
     known = schema()
     fields = [known.field(column.name) if column.name in known.names else column for column in table.schema]
-    return table.cast(pa.schema(fields))
+    return table.cast(pa.schema(fields)).sort_by("time")
 
 
 def _maps(content: bytes) -> dict[str, np.ndarray[Any, Any]]:
@@ -340,7 +328,7 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 
 def environment(view: View) -> dict[str, Any]:
-    """Versions, also of plugins, device, git state, preprocessing of the model and its commit on the hub."""
+    """Versions, device and git state; of the model: preprocessing, fingerprint, precision and commit on the hub."""
     versions = {}
     for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -356,6 +344,7 @@ def environment(view: View) -> dict[str, Any]:
         "git": _git(),
         "started": datetime.now(UTC).isoformat(),
         "preprocessing": {view.name: view.preprocessing.to_dict()},
+        "models": {view.name: {"fingerprint": view.fingerprint(), "precision": str(view.dtype).removeprefix("torch.")}},
         "commits": {} if view.commit is None else {view.name: view.commit},
     }
 

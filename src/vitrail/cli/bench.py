@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
+from vitrail.bench.folders import Place, is_remote
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.shard import Shard
 from vitrail.calls import call_name, split_list
@@ -69,8 +70,12 @@ def bench(
     protocol: Annotated[str | None, typer.Option(help="Use this paper's protocol: tis, vit_cx, rise, …")] = None,
     preset: Annotated[str | None, typer.Option(help="full, or quick: fewer steps and masks.")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Run folder; an unfinished run is resumed. Default: vitrail-run, or vitrail-leaderboard."),
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run folder, or s3://BUCKET/RUN; an unfinished run is resumed. Default: vitrail-run, or "
+            "vitrail-leaderboard.",
+        ),
     ] = None,
     shard: Annotated[
         str | None,
@@ -82,12 +87,19 @@ def bench(
     ] = False,
     maps: Annotated[bool, typer.Option(help="Store maps and thumbnails for the report.")] = True,
     retry: options.Retry = False,
-    cluster: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, local or ray://HOST:PORT.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Run on a Ray cluster: auto, local, HOST:PORT or ray://HOST:PORT.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Number of workers on the cluster; default: one per GPU, or CPU.")
     ] = None,
     watch: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Only watch a run that is in progress elsewhere.")
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Only watch a run that is in progress elsewhere: a folder, s3://BUCKET/RUN, or a folder of the head "
+            "of --cluster.",
+        ),
     ] = None,
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
@@ -98,7 +110,7 @@ def bench(
     if watch is not None:
         if as_json:
             raise VitrailError("--watch draws a table for people: leave out --json, or read the run folder.")
-        watch_run(watch)
+        watch_run(watch, cluster=cluster)
         return
     settings: dict[str, Any] = {
         "metrics": metrics, "images": images, "seed": seed, "target": target, "protocol": protocol,
@@ -115,21 +127,23 @@ def bench(
             raise VitrailError(f"{plan} determines its models, metrics and images: leave out {', '.join(unused)}.")
         load_plugins(plugins)
         place = None if data is None else Path(data)
-        folder = out or Path(f"vitrail-{plan}")
-        outcomes, page = run_suite(console, str(plan), place, split_list(methods or []), folder, measure)
+        if out is not None and is_remote(out):
+            raise VitrailError(f"{plan} writes its page into a folder, not to {out}: choose a folder with --out.")
+        suite_folder = Path(out or f"vitrail-{plan}")
+        outcomes, page = run_suite(console, str(plan), place, split_list(methods or []), suite_folder, measure)
     else:
         load_plugins(plugins)
         settings |= {"data": data, "methods": methods, "maps": None if maps else False}
         chosen = make_plan(plan, model, load_options, settings, preset)
-        folder = out or Path("vitrail-run")
-        outcomes = {folder: measure(chosen, folder, cluster=cluster, workers=workers)}
+        run_folder = out if out is not None and is_remote(out) else Path(out or "vitrail-run")
+        outcomes = {run_folder: measure(chosen, run_folder, cluster=cluster, workers=workers)}
     if as_json:
         print_json({"runs": [_as_dict(path, outcome) for path, outcome in outcomes.items()], "leaderboard": page})
     if any(outcome.failed for outcome in outcomes.values()):
         raise typer.Exit(FAILED)
 
 
-def _as_dict(folder: Path, outcome: Outcome) -> dict[str, Any]:
+def _as_dict(folder: Place, outcome: Outcome) -> dict[str, Any]:
     """What --json prints of a run."""
     return {
         "run": folder,
@@ -149,7 +163,7 @@ def run_suite(
     methods: Sequence[str],
     out: Path,
     measure: Callable[[Plan, Path], Outcome],
-) -> tuple[dict[Path, Outcome], Path]:
+) -> tuple[dict[Place, Outcome], Path]:
     """Measures the pairs of a suite one after another and writes its page; returns the runs and the page.
 
     The methods of plugin files are measured beside the suite's reference; those of packages where they are named.
@@ -162,7 +176,7 @@ def run_suite(
     suite = open_suite(name, folder, methods)
     if added and not methods:
         suite = open_suite(name, folder, [*added, *suite.reference])
-    outcomes: dict[Path, Outcome] = {}
+    outcomes: dict[Place, Outcome] = {}
     for pair in suite.pairs:
         if pair.plan is None:
             console.print(f"[dim]{escape(f'{pair.title} is left out: there is no {pair.missing}.')}[/]", soft_wrap=True)
@@ -231,7 +245,7 @@ class ModelLoader:
 def run(
     console: Console,
     plan: Plan,
-    out: Path,
+    out: Place,
     *,
     device: str,
     retry: bool,
@@ -291,7 +305,7 @@ def run(
     return outcome
 
 
-def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:
+def _print_outcome(console: Console, outcome: Outcome, out: Place) -> None:
     images, rows = plural(outcome.images, "image"), plural(outcome.rows, "row")
     summary = f"{images} measured, {outcome.known} known before: {rows} in {outcome.seconds:.0f} s."
     console.print(summary, soft_wrap=True)
@@ -302,19 +316,25 @@ def _print_outcome(console: Console, outcome: Outcome, out: Path) -> None:
     console.print(f"Report: [bold]vitrail report {escape(str(out))}[/]", soft_wrap=True)
 
 
-def watch_run(folder: Path, every: float = 2.0, once: bool = False) -> None:
-    """Shows the progress of a run, read from its files, until it is complete."""
+def watch_run(folder: Place, every: float = 2.0, once: bool = False, cluster: str | None = None) -> None:
+    """Shows the progress of a run, read from its files, here or on the head of a cluster, until it is complete."""
+    from vitrail.bench.cluster import ClusterStore
     from vitrail.bench.store import Store
     from vitrail.cli.board import board_of, image_ids
 
-    if not (folder / "plan.toml").exists():
+    def ids_of(store: Store) -> list[str] | None:
+        return image_ids(store.plan())
+
+    store: Store = Store(folder) if cluster is None else ClusterStore(folder, cluster)
+    watched_plan = None
+    if not store.exists:
         raise VitrailError(f"{folder} is not a run folder: it has no plan.toml.")
-    store, watched_plan = Store(folder), None
     with Live(console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             began, plan = time.monotonic(), store.plan()
             if plan != watched_plan:  # at first, and when the run is resumed with another plan
-                watched_plan, ids = plan, image_ids(plan)
+                watched_plan = plan
+                ids = store.ask(ids_of) if isinstance(store, ClusterStore) else ids_of(store)
                 first = board_of(plan, store, ids)
             for spec in plan.models:
                 first.start(spec.name, began)

@@ -246,7 +246,7 @@ def image_ids(plan: Plan) -> list[str] | None:
 def board_of(plan: Plan, store: Store, ids: Sequence[str] | None, errors: bool = True) -> Board:
     """A board of the rows of a plan in a run folder, on these images; ``errors=False`` leaves out failed rows."""
     board = Board(plan, None if ids is None else len(ids))
-    if not (store.folder / "rows").is_dir():
+    if not store.has_rows:
         return board
     rows = store.rows(COLUMNS)
     rows = rows[(rows["data"] == data_name(plan.data)) & rows["model"].isin([spec.name for spec in plan.models])]

@@ -14,7 +14,10 @@ from vitrail.cli.outputs import plural, print_json
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders of vitrail bench.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN", help="Runs of vitrail bench: folders, or addresses as s3://BUCKET/RUN."),
+    ],
     out: Annotated[Path | None, typer.Option(help="Output folder; default: report in the first run folder.")] = None,
     formats: Annotated[
         list[str] | None,

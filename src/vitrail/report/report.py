@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitrail.bench.folders import Place, is_remote
 from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.report import figures, html, tables
@@ -15,17 +16,19 @@ FORMATS = ("html", "md", "tex", "csv", *figures.FORMATS)
 
 
 def report(
-    folders: Sequence[Path], out: Path | None = None, formats: Sequence[str] = (), stale: bool = False
+    folders: Sequence[Place], out: Path | None = None, formats: Sequence[str] = (), stale: bool = False
 ) -> tuple[Summary, list[Path]]:
     """Writes the report of one or more runs, all files or none.
 
     Args:
-        folders: run folders; their settings are shown side by side.
-        out: output folder; None = `report` in the folder of the first run.
+        folders: run folders, or addresses of runs in object stores; their settings are shown side by side.
+        out: output folder; None = `report` in the folder of the first run, which must not be an address.
         formats: some of ``FORMATS``; empty = all.
         stale: include methods, metrics and versions that are not in the plan, marked as such.
     """
     formats = _checked(formats)
+    if out is None and folders and is_remote(folders[0]):
+        raise VitrailError(f"a report is written to a folder, not to {folders[0]}: choose one with --out.")
     summary = summarise_results(read_results(folders, stale), with_classes="html" in formats)
     folder = out or Path(folders[0]) / "report"
     contents = _contents(summary, formats)

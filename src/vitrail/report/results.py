@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitrail.bench.folders import Place, is_remote
 from vitrail.bench.plan import Plan
 from vitrail.bench.run import hash_of, work_of
 from vitrail.bench.store import Store
 from vitrail.calls import call_name, join_call, split_call
 from vitrail.errors import VitrailError
+from vitrail.files import parse_json
 from vitrail.methods.base import MethodFactory
 from vitrail.metrics.base import Metric
 from vitrail.metrics.statistics import Floats
@@ -93,7 +94,7 @@ class Setting:
     """One model on one data set in one run, explained for one kind of class: within it methods are comparable."""
 
     run: str
-    folder: Path
+    folder: Place
     data: str
     model: str
     model_hash: str
@@ -154,7 +155,7 @@ class Results:
         return ", ".join(dict.fromkeys(setting.run for setting in self.settings))
 
 
-def read_results(folders: Sequence[Path], stale: bool = False) -> Results:
+def read_results(folders: Sequence[Place], stale: bool = False) -> Results:
     """Reads run folders written by `vitrail bench`.
 
     Rows that a run's plan does not have are left out: those of other methods and metrics, and of older versions where
@@ -204,9 +205,9 @@ def normalised(call: str) -> tuple[str, dict[str, Any]]:
 class _Run:
     """One run folder; its rows get the columns ``call`` (of the method) and ``column`` (of the metric)."""
 
-    def __init__(self, folder: Path, name: str, stale: bool = False) -> None:
+    def __init__(self, folder: Place, name: str, stale: bool = False) -> None:
         self.folder, self.name, self.store = folder, name, Store(folder)
-        if not any((folder / "rows").glob("part-*.parquet")):
+        if not self.store.has_rows:
             raise VitrailError(f"{folder} holds no results: expected a folder written by `vitrail bench`.")
         rows = self.store.rows()
         self.plan = self._plan()
@@ -231,7 +232,7 @@ class _Run:
         self.replaced = len(good) - len(self.good)
 
     def _plan(self) -> Plan | None:
-        if not (self.folder / "plan.toml").exists():
+        if not self.store.exists:
             return None
         try:
             return self.store.plan()
@@ -340,7 +341,7 @@ def _missing(value: Any) -> bool:
 
 def _parameters(text: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(text or "{}"))
+        return dict(parse_json(text or "{}"))
     except ValueError:
         return {"params": text}
 
@@ -391,9 +392,9 @@ def _stacked(lists: Any, places: list[tuple[int, int, int]], images: int) -> dic
     return arrays
 
 
-def _run_names(folders: Sequence[Path]) -> list[str]:
+def _run_names(folders: Sequence[Place]) -> list[str]:
     """Folder names, with as many parents as needed to be unique."""
-    paths = [Path(folder).resolve() for folder in folders]
+    paths = [PurePosixPath(folder) if is_remote(folder) else Path(folder).resolve() for folder in folders]
     if len(set(paths)) != len(paths):
         raise VitrailError("the same run was given twice.")
     depth = 1
