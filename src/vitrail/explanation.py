@@ -39,8 +39,7 @@ from vitrail.show.figure import display_size, labelled, marked, overlay, png_byt
 from vitrail.show.heatmap import fit_to_image
 from vitrail.show.legend import Legend
 from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style, Uncertain
-from vitrail.show.pixels import Mask
-from vitrail.show.pixels import strongest as strongest_area
+from vitrail.show.pixels import Mask, strongest
 from vitrail.show.plots import curve_picture
 from vitrail.show.widget import Choice, Controls, only_strongest
 from vitrail.stored import pack, read_stored
@@ -294,7 +293,7 @@ class Explanation:
         values = fit_to_image(_coarse(self.shares), self.box, self.image.size)
         scale = Scale.of(values, self.signed)
         known = values.nan_to_num(0.0 if scale.signed else scale.low)
-        return strongest_area(scale.support(scale.positions(known.numpy())), share)
+        return strongest(scale.support(scale.positions(known.numpy())), share)
 
     @property
     def focus(self) -> tuple[float, float]:
