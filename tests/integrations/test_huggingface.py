@@ -88,15 +88,13 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row["explanations/panel"]["_type"] == "image-file" for row in rows)
 
 
-def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path / 'runs.db'}"
     mlflow.set_tracking_uri(uri)
-    mlflow.create_experiment("panels", (tmp_path / "artifacts").as_uri())
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "panels")
-    train(tmp_path, [callback(tmp_path, every=4)], "mlflow")
-    mlflow.end_run()
-    (run,) = mlflow.search_runs(experiment_names=["panels"], output_format="list")
+    experiment = mlflow.create_experiment("panels", (tmp_path / "artifacts").as_uri())
+    with mlflow.start_run(experiment_id=experiment) as run:  # which the Trainer goes on with
+        train(tmp_path, [callback(tmp_path, every=4)], "mlflow")
     history = mlflow.MlflowClient(uri).get_metric_history(run.info.run_id, "explanations/accuracy")
     assert [metric.step for metric in history] == [0, 8]
     assert len(list((tmp_path / "artifacts").rglob("*.png"))) == 2

@@ -131,9 +131,8 @@ def test_wandb(panel: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_mlflow(panel: Panel, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'runs.db'}")
-    mlflow.create_experiment("panels", (tmp_path / "artifacts").as_uri())
-    mlflow.set_experiment("panels")
-    with mlflow.start_run() as run:
+    experiment = mlflow.create_experiment("panels", (tmp_path / "artifacts").as_uri())
+    with mlflow.start_run(experiment_id=experiment) as run:  # set_experiment would be for the whole process
         log_panel(panel, run, 3)
     client = mlflow.MlflowClient()
     assert client.get_run(run.info.run_id).data.metrics == {
