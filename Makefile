@@ -9,7 +9,7 @@ PHOTO := src/vitrail/data/samples/coffee.jpg
 # Byte code is kept: collecting tests and starting processes would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint docs notebooks browser wheel audit-dependencies clean
+.PHONY: demo test test-all soak lint docs notebooks browser wheel audit-dependencies clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -37,6 +37,11 @@ test: lint browser
 # inside the libraries of the extra `peers`.
 test-all: lint browser $(PEERS)
 	VITRAIL_TEST_ALL=1 $(BIN)/python -m pytest -n auto --dist worksteal -m ""
+
+# The long tests of docs/reliability.md, which write docs/results/soak.md.
+SOAK_MINUTES ?= 30
+soak: $(STAMP)
+	$(BIN)/python tools/soak.py --minutes $(SOAK_MINUTES)
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name.
 browser:

@@ -20,7 +20,14 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # they would compile everything again
 
-pytest_plugins = ["tests.packages", "tests.browser", "tests.app.servers", "tests.app.pages", "tests.report.opening"]
+pytest_plugins = [
+    "tests.packages",
+    "tests.browser",
+    "tests.integrations.samples",
+    "tests.app.servers",
+    "tests.app.pages",
+    "tests.report.opening",
+]
 
 
 @pytest.fixture(autouse=True)

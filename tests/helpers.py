@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -202,7 +203,25 @@ def state_of(module: nn.Module) -> dict[str, Any]:
         "flags": {n: {k: v for k, v in vars(m).items() if isinstance(v, simple)} for n, m in module.named_modules()},
         "torch_random": torch.get_rng_state().clone(),
         "numpy_random": np.random.get_state()[1].copy(),
-        "grad_mode": torch.is_grad_enabled(),
+        "python_random": random.getstate(),
+        "modes": modes(),
+    }
+
+
+def modes() -> dict[str, Any]:
+    """The settings of torch that hold for the thread or the process."""
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")},
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "precision": (torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32),
+        "tf32": torch.backends.cudnn.allow_tf32,
+        "anomaly": torch.is_anomaly_enabled(),
+        "threads": torch.get_num_threads(),
     }
 
 

@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "vitrail"
 
 # What everything may use; then each room may use those before it.
 BASE = ("errors", "progress", "registry", "calls", "files", "geometry", "plugins", "samples", "version")
-ROOMS = ("core", "models", "targets", "engine", "methods", "metrics", "data", "show", "explanation", "evaluation",
-         "api", "similarity", "integrations", "training", "bench", "report", "papers", "audit", "app",
+ROOMS = ("core", "models", "targets", "engine", "methods", "metrics", "data", "show", "stored", "explanation", "sheets",
+         "evaluation", "api", "similarity", "integrations", "training", "bench", "report", "papers", "audit", "app",
          "cli")  # fmt: skip
 
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent != SOURCE or not path.name.startswith("__")]

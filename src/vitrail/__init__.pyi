@@ -6,6 +6,7 @@ from .api import explain as explain
 from .errors import VitrailError as VitrailError
 from .explanation import Explanation as Explanation
 from .explanation import open as open
+from .integrations.exports import export as export
 from .methods.base import Method as Method
 from .methods.registry import list_methods as list_methods
 from .methods.registry import method as method

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
@@ -40,8 +39,10 @@ from vitrail.show.figure import display_size, labelled, marked, overlay, png_byt
 from vitrail.show.heatmap import fit_to_image
 from vitrail.show.legend import Legend
 from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style, Uncertain
+from vitrail.show.pixels import Mask, strongest
 from vitrail.show.plots import curve_picture
-from vitrail.show.widget import Choice, Controls, strongest
+from vitrail.show.widget import Choice, Controls, only_strongest
+from vitrail.stored import pack, read_stored
 from vitrail.version import __version__
 
 # The parts of a score, by the names of their extras.
@@ -55,6 +56,7 @@ SPLIT = {
 # Fields that are stored in the JSON file under their own name.
 _STORED_FIELDS = ("method", "params", "target", "label", "probability", "against", "against_label", "seconds",
                       "extras", "signed")  # fmt: skip
+_FACTS = ("fingerprint", "precision", "commit", "load", "preprocessing", "question")  # what is stored of a model
 _QUANTILE = 1.645  # of the normal distribution, for two-sided 90 % intervals
 _UNCERTAIN_OPACITY = 0.35  # relative to values whose sign is certain
 _COARSE = 32  # rows and columns of a map of pixels that is outlined
@@ -97,6 +99,7 @@ class Explanation:
     trusted: Trust | None = None  # the result of ``trust``
     error: Tensor | None = None  # standard deviation of the map, of its shape; None for methods that have none
     measure: str = "probability"  # what ``probability`` is: of targets that have none, the score
+    model_facts: dict[str, Any] | None = None  # of an explanation that was opened without its model: what its file says
     pairs: Tensor | None = None  # (N, N): shares of pairs of patches in a similarity, explained by ``decompx``
 
     def heatmap(self, outside: float = math.nan, mode: Literal["bilinear", "nearest"] = "bilinear") -> Tensor:
@@ -253,9 +256,7 @@ class Explanation:
     def _shown(self, mode: Literal["bilinear", "nearest"] = "bilinear", look: Look = DEFAULT_LOOK) -> Tensor:
         """The shares on the image, (H, W) of its display size; outlines of pixel maps are those of coarser cells."""
         values = self._without_storage() if look.storage == "hide" and self.storage else self.shares
-        if look.style == "outline" and min(values.shape) >= 2 * _COARSE:
-            values = F.adaptive_avg_pool2d(values[None], _COARSE)[0]
-        return self._fitted(values, mode)
+        return self._fitted(_coarse(values) if look.style == "outline" else values, mode)
 
     def _fitted(self, values: Tensor, mode: Literal["bilinear", "nearest"]) -> Tensor:
         """Values of the map's shape on the image, (H, W) of its display size."""
@@ -281,6 +282,18 @@ class Explanation:
     def _diverges(self) -> bool:
         """Whether the colours of the map diverge from zero."""
         return bool((self.shares < 0).any()) if self.signed is None else self.signed
+
+    def area(self, share: float = 0.5) -> Mask:
+        """The smallest area of the image with a share of the evidence for the class, (H, W) of the image, bool.
+
+        With half of the evidence, it is what ``style="outline"`` draws a line around.
+        """
+        if not 0 < share <= 1:
+            raise VitrailError(f"share must be above 0 and at most 1, the whole evidence, but got {share}.")
+        values = fit_to_image(_coarse(self.shares), self.box, self.image.size)
+        scale = Scale.of(values, self.signed)
+        known = values.nan_to_num(0.0 if scale.signed else scale.low)
+        return strongest(scale.support(scale.positions(known.numpy())), share)
 
     @property
     def focus(self) -> tuple[float, float]:
@@ -416,18 +429,11 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pixels, as JSON values."""
-        model = self.model
+        facts = (self.model_facts or dict.fromkeys(_FACTS)) if self.model is None else _facts(self.model)
         return {
             "vitrail": __version__,
             "versions": {"python": platform.python_version(), **{n: version(n) for n in ("torch", "timm", "numpy")}},
-            "model": {
-                "name": self.model_name,
-                "fingerprint": None if model is None else model.fingerprint(),
-                "commit": None if model is None else model.commit,
-                "load": None if model is None else model.spec,
-                "preprocessing": None if model is None else model.preprocessing.to_dict(),
-                "question": None if model is None else model.question,
-            },
+            "model": {"name": self.model_name, **facts},
             "image": {
                 "path": self.image_path,
                 "sha256": image_hash(self.image),
@@ -454,10 +460,10 @@ class Explanation:
             "scores": self.scores,
             "curves": self.curves,
             "box": list(self.box),
-            "map": _pack(self.map),
-            "standard_error": None if self.error is None else _pack(self.error),
+            "map": pack(self.map),
+            "standard_error": None if self.error is None else pack(self.error),
             "measure": self.measure,
-            "pairs": None if self.pairs is None else _pack(self.pairs),
+            "pairs": None if self.pairs is None else pack(self.pairs),
         }
 
     def __repr__(self) -> str:
@@ -511,7 +517,7 @@ class Explanation:
         if share == 1 and signed:
             return self
         values, diverges = (self.shares, self._diverges) if signed else (self.shares.abs(), False)
-        reduced = strongest(values, share, 0.0 if diverges else float(values.min()))
+        reduced = only_strongest(values, share, 0.0 if diverges else float(values.min()))
         return replace(self, map=reduced, extras={}, signed=diverges)
 
 
@@ -528,7 +534,7 @@ def open(  # noqa: A001
     """
     path = Path(path)
     path = path.with_suffix(".json") if path.name else path
-    saved = _read(path)
+    saved = read_stored(path)
     try:
         pixels = _find_pixels(saved, image, path)
         picture = _find_image(
@@ -536,7 +542,7 @@ def open(  # noqa: A001
         )
         view = _find_model(saved["model"], model, path, check)
         return Explanation(
-            map=_unpack(saved["map"]),
+            map=saved["map"],
             image=picture,
             model=view,
             model_name=saved["model"]["name"],
@@ -552,25 +558,22 @@ def open(  # noqa: A001
             storage=saved.get("storage", []),
             grid=None if saved.get("grid") is None else tuple(saved["grid"]),
             trusted=None if saved.get("trust") is None else Trust.from_dict(saved["trust"]),
-            error=None if saved.get("standard_error") is None else _unpack(saved["standard_error"]),
+            error=saved.get("standard_error"),
             measure=saved.get("measure", "probability"),
-            pairs=None if saved.get("pairs") is None else _unpack(saved["pairs"]),
+            pairs=saved.get("pairs"),
+            model_facts=saved["model"],
             **{name: saved[name] for name in _STORED_FIELDS},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise VitrailError(f"cannot read the explanation {path}: {error.strerror or error}.") from None
-    except ValueError:
-        raise VitrailError(f"{path} is not valid JSON: expected the file that Explanation.save wrote.") from None
-    if not isinstance(saved, dict) or "vitrail" not in saved:
-        raise VitrailError(f"{path} is not a vitrail explanation: expected the file that Explanation.save wrote.")
-    return saved
+def _facts(model: View) -> dict[str, Any]:
+    """What a stored explanation says of its model, so that the same one can be found again."""
+    precision = str(model.dtype).removeprefix("torch.")
+    commit, spec, preprocessing = model.commit, model.spec, model.preprocessing.to_dict()
+    values = (model.fingerprint(), precision, commit, spec, preprocessing, model.question)
+    return dict(zip(_FACTS, values, strict=True))
 
 
 def _find_image(saved: Mapping[str, Any], source: Any, path: Path) -> Image.Image:
@@ -631,17 +634,12 @@ def _load_again(saved: Mapping[str, Any], path: Path) -> View:
     return load(spec.pop("name", None), **spec)
 
 
+def _coarse(values: Tensor) -> Tensor:
+    """A map of which areas are taken: values of pixels are averaged, or the areas would be dust."""
+    return values if min(values.shape) < 2 * _COARSE else F.adaptive_avg_pool2d(values[None], _COARSE)[0]
+
+
 def tensor_hash(values: Tensor) -> str:
     """The SHA-256 of a tensor's shape and values, in single precision."""
     array = np.ascontiguousarray(values.detach().cpu().float().numpy(), dtype="<f4")
     return hashlib.sha256(f"{array.shape}:".encode() + array.tobytes()).hexdigest()
-
-
-def _pack(values: Tensor) -> dict[str, Any]:
-    array = np.ascontiguousarray(values.numpy(), dtype="<f4")
-    return {"shape": list(array.shape), "dtype": "float32", "base64": base64.b64encode(array.tobytes()).decode()}
-
-
-def _unpack(packed: Mapping[str, Any]) -> Tensor:
-    array = np.frombuffer(base64.b64decode(packed["base64"]), dtype="<f4").reshape(packed["shape"])
-    return torch.from_numpy(array.astype(np.float32))

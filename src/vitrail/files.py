@@ -1,13 +1,14 @@
 """Files: atomic writes, and errors of the file system as ``VitrailError``."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from vitrail.errors import VitrailError
 
@@ -42,6 +43,14 @@ def remove_unfinished(folder: Path) -> None:
 def printable(text: str) -> str:
     """Text that can be encoded as UTF-8: undecodable bytes of a file name become escapes, a backslash and ``xe9``."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """``json.loads``, for which text that is nested too deeply is a ValueError like any other mistake."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @contextlib.contextmanager

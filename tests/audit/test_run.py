@@ -10,13 +10,16 @@ import pandas as pd
 import pytest
 from tests.audit import stickers
 from tests.audit.stickers import NAMES, STICKER, TARGET, pictures
+from tests.common import LABELS, noise
 
 from vitrail.audit import Audit, audit_images
 from vitrail.bench.run import Step
 from vitrail.bench.store import Store
+from vitrail.data.memory import InMemory
 from vitrail.errors import VitrailError
 from vitrail.metrics import trust
 from vitrail.metrics.base import METRICS
+from vitrail.models.view import View
 
 REGION = (0.625, 0.0, 1.0, 0.375)  # the patches of the sticker
 
@@ -168,3 +171,10 @@ def test_pairs_without_a_common_name_are_an_error(tmp_path: Path) -> None:
             stickers.model(True), str(tmp_path / "clean"), tmp_path / "out", paired=str(tmp_path / "altered"),
             trust=False,
         )  # fmt: skip
+
+
+def test_some_true_classes_may_be_unknown(model: View, tmp_path: Path) -> None:
+    data = InMemory([(noise(32, 32, 0), 0), (noise(32, 32, 1), None)], labels=LABELS)
+    audit = audit_images(model, data, tmp_path, trust=False)
+    assert audit.summary.frame["label"].tolist() == [0, -1]
+    assert '"id":"1","true":null' in audit.report.read_text(encoding="utf-8")

@@ -143,6 +143,38 @@ def test_top_leaves_out_the_class_that_it_is_against(vit: Run, tiny: list[str], 
     assert {e["against"] for e in explanations} == {first["class"]}
 
 
+def test_exports_of_a_folder(vit: Run, tiny: list[str], place: Path) -> None:
+    (place / "two").mkdir()
+    for seed in (0, 1):
+        noise(seed).save(place / "two" / f"{seed}.png")
+    options = ["--no-trust", "--method", "input_x_gradient", "--export", "coco,npz", "--export", "label_studio,tiff"]
+    result = vit("explain", "two", *tiny, *options)
+    assert result.code == 0
+    exported = {"coco.json", "label_studio.json", "maps.npz"}
+    maps = {f"{seed}.input_x_gradient.{kind}" for seed in (0, 1) for kind in ("png", "json", "tif")}
+    assert results_in(place) == OVERVIEW | exported | maps
+    assert "Exported: vitrail-out/coco.json and vitrail-out/maps.npz and vitrail-out/label_studio.json" in result.out
+    saved = [vitrail.open(place / "vitrail-out" / f"{seed}.input_x_gradient.json") for seed in (0, 1)]
+    read = np.load(place / "vitrail-out" / "maps.npz")
+    assert np.array_equal(read["maps"], torch.stack([ex.map for ex in saved]).numpy())
+    assert read["image"].tolist() == ["0.png", "1.png"]
+    areas = json.loads((place / "vitrail-out" / "coco.json").read_text(encoding="utf-8"))
+    assert [annotation["area"] for annotation in areas["annotations"]] == [ex.area().sum() for ex in saved]
+    assert "besides earlier results" in error_line(vit("explain", "vitrail-out", *tiny, "--out", "again"))
+
+
+def test_exports_of_several_classes(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    options = ["--no-trust", "--method", "input_x_gradient", "--top", "2", "--export", "coco,tiff"]
+    assert vit("explain", photo, *tiny, *options).code == 0
+    assert {name for name in results_in(place) if name.endswith(".tif")} == {
+        "photo.input_x_gradient.1.tif", "photo.input_x_gradient.2.tif",
+    }  # fmt: skip
+    areas = json.loads((place / "vitrail-out" / "coco.json").read_text(encoding="utf-8"))
+    assert [len(areas[key]) for key in ("images", "annotations", "categories")] == [1, 2, 2]
+    message = error_line(vit("explain", photo, *tiny, "--export", "voc"))
+    assert "--export must be coco, label_studio, npz, tiff or fiftyone:NAME, but got 'voc'." in message
+
+
 def test_a_folder_gives_an_overview_and_goes_on_after_a_bad_picture(
     vit: Run, tiny: list[str], album: Path, place: Path
 ) -> None:

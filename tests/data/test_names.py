@@ -26,6 +26,7 @@ from vitrail.data.names import data_name
 from vitrail.errors import VitrailError
 
 DRAWN = ("scenes", "scenes_text", "samples")  # which have no folder
+ELSEWHERE = ("fiftyone",)  # which are in a database: see tests/integrations/test_fiftyone.py
 
 
 def test_every_object_of_every_scene_is_an_example():
@@ -83,7 +84,7 @@ def layout_of_each(root):
         "imagenet_s": "imagenet_s?size=50", "imagenet_segmentation": "seg.mat", "cifar10": "cifar", "cifar100": "cifar",
         "tiny_imagenet": "tiny",
     }  # fmt: skip
-    return {name: f"{name}:{root}/{places.get(name, name)}" for name in DATA_NAMES if name not in DRAWN}
+    return {name: f"{name}:{root}/{places.get(name, name)}" for name in DATA_NAMES if name not in (*DRAWN, *ELSEWHERE)}
 
 
 def test_every_name_opens(tmp_path):

@@ -45,6 +45,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 WEB = DOCS / "web.md"
+RECIPES = DOCS / "integrations.md"  # for libraries that need not be installed
 PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")  # the one in the pages' pictures
 FENCE = re.compile(r"^( *)```(\{[^}\n]*\}|\w*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "sh", "toml", "csv", "text", "theirs"}
@@ -64,6 +65,7 @@ EXPENSIVE = (
     "--data",
     "--pairs",
     "explainer=mine.safetensors",
+    "fiftyone:photos",
 )
 
 
@@ -271,13 +273,46 @@ def imports_peers(block: Block) -> bool:
     return re.search(rf"^(?:import|from) (?:{'|'.join(PEERS)})\b", block.code, re.MULTILINE) is not None
 
 
-@pytest.mark.parametrize("page", [page for page in having("python") if page != WEB], ids=name_of)
+@pytest.mark.parametrize("page", [page for page in having("python") if page not in (WEB, RECIPES)], ids=name_of)
 @pytest.mark.usefixtures("folder", "registered", "as_served")
 @pytest.mark.filterwarnings("ignore")
 def test_python_runs(page: Path, module: types.ModuleType) -> None:
     for block in blocks(page):
         if block.language == "python" and not imports_peers(block):
             run(block, module)
+
+
+def sections(page: Path) -> dict[str, list[Block]]:
+    """The Python of a page by its headings."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    parts: dict[str, list[Block]] = {}
+    for block in blocks(page):
+        heading = next(line for line in reversed(lines[: block.line]) if re.match("##+ ", line))
+        if block.language == "python":
+            parts.setdefault(heading.lstrip("# "), []).append(block)
+    return parts
+
+
+def imported(block: Block) -> set[str]:
+    """The packages that a block imports."""
+    nodes = list(ast.walk(ast.parse(block.code)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names} | ({"tensorboard"} if "tensorboard" in block.code else set())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", [RECIPES], ids=name_of)
+@pytest.mark.parametrize("section", sections(RECIPES))
+@pytest.mark.usefixtures("folder", "registered")
+@pytest.mark.filterwarnings("ignore")
+def test_recipes_run(page: Path, section: str, module: types.ModuleType, request: pytest.FixtureRequest) -> None:
+    parts = sections(page)
+    chosen = [*parts["Files for other tools"], *parts[section]] if section == "COCO" else parts[section]
+    for package in sorted(set().union(*map(imported, chosen))):
+        request.getfixturevalue("fiftyone") if package == "fiftyone" else pytest.importorskip(package)
+    for block in chosen:
+        run(block, module)
 
 
 @pytest.mark.full
@@ -413,6 +448,15 @@ def test_public_names_are_in_the_reference(package: str) -> None:
     page = DOCS / "reference" / f"{package.rpartition('.')[2]}.md"
     listed = page.read_text(encoding="utf-8").split()
     assert [name for name in public if f"{package}.{name}" not in listed] == []
+
+
+def test_integrations_are_in_the_reference() -> None:
+    """By name: their libraries need not be installed."""
+    from vitrail import integrations
+
+    listed = (DOCS / "reference" / "integrations.md").read_text(encoding="utf-8").split()
+    assert [name for name in integrations.__all__ if f"vitrail.integrations.{name}" not in listed] == []
+    assert len(integrations.__all__) == 6
 
 
 # Error messages

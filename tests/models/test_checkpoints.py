@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pickle
 import warnings
@@ -127,7 +128,7 @@ def test_torchvision_heads_and_their_checkpoints(form: str, tmp_path: Path, monk
     from torchvision.models import _api
     from torchvision.models.vision_transformer import VisionTransformer
 
-    def tiny(weights: None = None, image_size: int = 32, num_classes: int = 1000) -> Any:
+    def tiny(weights: None = None, progress: bool = True, image_size: int = 32, num_classes: int = 1000) -> Any:
         return VisionTransformer(image_size, 16, 2, 2, 16, 16, num_classes=num_classes)
 
     monkeypatch.setitem(_api.BUILTIN_MODELS, "vit_tiny", tiny)
@@ -150,7 +151,7 @@ def test_torchvision_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.Monke
     from torchvision.models import _api
     from torchvision.models.vision_transformer import VisionTransformer
 
-    def tiny(weights: None = None, image_size: int = 32, num_classes: int = 1000) -> nn.Module:
+    def tiny(weights: None = None, progress: bool = True, image_size: int = 32, num_classes: int = 1000) -> nn.Module:
         assert weights is None
         return VisionTransformer(image_size, 16, 2, 2, 16, 16, num_classes=num_classes)
 
@@ -290,6 +291,18 @@ def test_a_bare_malicious_pickle_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "w.pth").write_bytes(pickle.dumps(Evil(tmp_path / "ran"), protocol=2))
     with pytest.raises(VitrailError):
         load_tiny(tmp_path / "w.pth")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"weights_only": False}, {"weights_only": False, "torch_dtype": "auto"}])
+def test_a_pickle_in_a_huggingface_folder_is_not_run(options: dict[str, Any], tmp_path: Path) -> None:
+    families.build("hf_vit").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    config = tmp_path / "config.json"  # transformers opens the weights to learn a dtype that is not named here
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": None}))
+    torch.save({"weight": Evil(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(VitrailError):
+        vitrail.load(f"hf:{tmp_path}", **options)
     assert not (tmp_path / "ran").exists()
 
 

@@ -103,7 +103,7 @@ def test_nothing_of_a_swin_changes_even_during_a_call(name: str) -> None:
         view.logits(images)
     assert len(during) == 4, "a hook of the user runs once in a forward pass"
     for state in during:
-        assert_same_state({**before, "grad_mode": None}, {**state, "grad_mode": None})
+        assert_same_state({**before, "modes": None}, {**state, "modes": None})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import vitrail
 from vitrail import Explanation, VitrailError
 from vitrail.models.view import View
 from vitrail.show.figure import png_bytes
-from vitrail.show.widget import Choice, strongest
+from vitrail.show.widget import Choice, only_strongest
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def ex(model: View, photo: Image.Image) -> Explanation:
 
 def test_the_strongest_values_stay() -> None:
     values = torch.tensor([[3.0, -4.0], [1.0, 2.0]])
-    assert strongest(values, 0.5, 0.0).tolist() == [[3.0, 0.0], [0.0, 2.0]]
-    assert strongest(values, 0.01, -9.0).tolist() == [[3.0, -9.0], [-9.0, -9.0]]
-    assert torch.equal(strongest(values, 1.0, 0.0), values)
+    assert only_strongest(values, 0.5, 0.0).tolist() == [[3.0, 0.0], [0.0, 2.0]]
+    assert only_strongest(values, 0.01, -9.0).tolist() == [[3.0, -9.0], [-9.0, -9.0]]
+    assert torch.equal(only_strongest(values, 1.0, 0.0), values)
 
 
 def test_without_ipywidgets_the_error_says_what_to_install(ex: Explanation, monkeypatch: pytest.MonkeyPatch) -> None:

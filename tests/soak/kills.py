@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 from tests.audit import stickers
+from tests.soak.outcome import Outcome
 
 import vitrail
 from vitrail import VitrailError
@@ -60,6 +61,19 @@ class Figures:
     @property
     def clean(self) -> bool:
         return not (self.stored_twice or self.differing or self.half_written)
+
+
+def soak(seconds: float) -> list[Outcome]:
+    """As ``run``, as lines of the report."""
+    lines = []
+    for kind, figures in run(seconds).items():
+        if not isinstance(figures, dict):
+            continue
+        measured = Figures(**figures)
+        note = f"{measured.starts} starts, {measured.rows} rows stored"
+        broken = [] if measured.clean else [f"{kind}: {figures}"]
+        lines.append(Outcome(f"nothing lost, nothing twice: {kind}", measured.rows, measured.kills, None, note, broken))
+    return lines
 
 
 def run(seconds: float) -> dict[str, object]:

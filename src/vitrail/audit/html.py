@@ -80,7 +80,7 @@ def _data(summary: Summary, method: str) -> dict[str, Any]:
 def _entry(row: pd.Series, wrong: bool) -> dict[str, Any]:
     return {
         "id": row["image"],
-        "true": row["true"],
+        "true": row["true"] if row["label"] >= 0 else None,
         "predicted": row["predicted"],
         "wrong": wrong,
         "cluster": int(row["cluster"]),

@@ -105,9 +105,10 @@ class Plan:
     def parse(cls, content: bytes, name: str = "the plan") -> Plan:
         """Reads the content of a TOML file of this name."""
         try:
-            return cls.from_dict(tomllib.loads(content.decode()), name)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            table = tomllib.loads(content.decode())
+        except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, or of what is nested too deeply
             raise VitrailError(f"the plan {name} is not valid TOML: {error}.") from None
+        return cls.from_dict(table, name)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], name: str = "the plan") -> Plan:

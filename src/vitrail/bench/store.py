@@ -29,6 +29,7 @@ from vitrail.bench.folders import Place, is_remote, open_folder
 from vitrail.bench.plan import Plan
 from vitrail.calls import split_call
 from vitrail.errors import VitrailError
+from vitrail.files import parse_json
 from vitrail.models.view import View
 from vitrail.plugins import plugin_versions
 from vitrail.version import __version__
@@ -124,7 +125,7 @@ class Store:
     def environment(self) -> dict[str, Any]:
         """Versions and device of the run; empty if not recorded, or damaged."""
         try:
-            about = json.loads(self.files.read(ENVIRONMENT))
+            about = parse_json(self.files.read(ENVIRONMENT))
         except FileNotFoundError:
             return {}
         except (VitrailError, ValueError) as error:
@@ -136,8 +137,8 @@ class Store:
     def begin(self, plan: Plan, about: Mapping[str, Any]) -> None:
         """Records the plan and the environment (see ``environment``)."""
         self.files.write(PLAN, plan.content())
-        before = self.environment()
-        by_model = {part: {**before.get(part, {}), **about.get(part, {})} for part in ("preprocessing", "commits")}
+        earlier, parts = self.environment(), ("preprocessing", "models", "commits")
+        by_model = {name: _table(earlier.get(name)) | _table(about.get(name)) for name in parts}
         self.files.write(ENVIRONMENT, json.dumps({**about, **by_model}, indent=1).encode())
 
     def add_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -270,6 +271,11 @@ class Store:
             raise DamagedError from error
 
 
+def _table(value: Any) -> dict[str, Any]:
+    """A part of the environment by model; empty where an older version did not write it, or where it is damaged."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
 class DamagedError(Exception):
     """A part whose content is not what was written."""
 
@@ -322,7 +328,7 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 
 def environment(view: View) -> dict[str, Any]:
-    """Versions, also of plugins, device, git state, preprocessing of the model and its commit on the hub."""
+    """Versions, device and git state; of the model: preprocessing, fingerprint, precision and commit on the hub."""
     versions = {}
     for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -338,6 +344,7 @@ def environment(view: View) -> dict[str, Any]:
         "git": _git(),
         "started": datetime.now(UTC).isoformat(),
         "preprocessing": {view.name: view.preprocessing.to_dict()},
+        "models": {view.name: {"fingerprint": view.fingerprint(), "precision": str(view.dtype).removeprefix("torch.")}},
         "commits": {} if view.commit is None else {view.name: view.commit},
     }
 

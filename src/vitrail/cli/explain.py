@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,41 +26,21 @@ from vitrail.cli.sources import Source, find_sources, skipped_files, true_classe
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
 from vitrail.plugins import load_plugins
+from vitrail.sheets import ORDERS, Tile, draw_sheet, tile_of
 from vitrail.show.look import Look
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from vitrail.api import Seen
     from vitrail.explanation import Explanation
+    from vitrail.integrations.exports import ExportFile
     from vitrail.methods.base import Method
     from vitrail.models.view import View
-    from vitrail.show.legend import Legend
 
 LONG = 10.0  # seconds from which an estimate is printed
 COLUMNS = (
     "image", "true", "class", "label", "probability", "trust", "against", "method", "params", "picture", "seconds",
     "skipped", "error",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A cell of the contact sheet."""
-
-    name: str
-    picture: Image.Image
-    caption: str
-    legend: Legend
-    probability: float
-    trust: float | None
-
-
-ORDERS: dict[str, Callable[[Tile], Any]] = {  # of a contact sheet
-    "name": lambda tile: tile.name,
-    "probability": lambda tile: -tile.probability,
-    "trust": lambda tile: math.inf if tile.trust is None else -tile.trust,
-}
 
 
 @options.grouped(other=other_question, load_options=options.load_options, look=options.look)
@@ -104,6 +83,14 @@ def explain(
             "default: that of the images."
         ),
     ] = None,
+    export: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FORMATS",
+            help="Also write coco or label_studio (areas with half of the evidence), npz or tiff (values), or add to "
+            "fiftyone:NAME; comma-separated or repeated.",
+        ),
+    ] = None,
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
@@ -120,6 +107,7 @@ def explain(
         raise VitrailError("--sort trust and --no-trust contradict each other: use only one of them.")
     sources = find_sources(images, out)
     params = parse_parameters(param or [])
+    exports = Exports.of(options.comma_separated(export))
 
     from vitrail.models.loading import load
 
@@ -138,6 +126,7 @@ def explain(
         trust=trust,
         look=look,
         sort=sort,
+        exports=exports,
     )
     run.explain(sources, out)
     if as_json:
@@ -158,6 +147,46 @@ def _build(view: View, call: str | None, extra: dict[str, Any]) -> Method:
     return build_method(name, view, **params, **extra)
 
 
+@dataclass(frozen=True)
+class Exports:
+    """What is written for other tools."""
+
+    files: dict[str, ExportFile] = field(default_factory=dict)  # of all images, by format
+    tiff: bool = False  # a file for each map
+    data_sets: list[Any] = field(default_factory=list)  # of FiftyOne
+
+    @classmethod
+    def of(cls, formats: list[str]) -> Exports:
+        """From the words of --export."""
+        if not formats:
+            return cls()
+        from vitrail.integrations.exports import FORMATS, export_file
+        from vitrail.integrations.fiftyone import FIFTYONE, dataset_named
+
+        unknown = next((word for word in formats if word not in FORMATS and not word.startswith(FIFTYONE)), None)
+        if unknown is not None:
+            raise VitrailError(f"--export must be {', '.join(FORMATS)} or {FIFTYONE}NAME, but got {unknown!r}.")
+        named = [dataset_named(word.removeprefix(FIFTYONE)) for word in formats if word.startswith(FIFTYONE)]
+        files = {word: export_file(word) for word in formats if word in FORMATS and word != "tiff"}
+        return cls(files, "tiff" in formats, named)
+
+    def add(self, explanations: list[Explanation]) -> None:
+        """Adds the explanations of an image; FiftyOne gets the first."""
+        from vitrail.integrations.fiftyone import add_to_fiftyone
+
+        for file in self.files.values():
+            for explanation in explanations:
+                file.add(explanation)
+        for data_set in self.data_sets:
+            add_to_fiftyone(data_set, explanations[0])
+
+    def contents(self, out: Path) -> dict[str | os.PathLike[str], bytes]:
+        """The files of all images, if any was explained."""
+        from vitrail.integrations.exports import NAMES
+
+        return {out / NAMES[kind]: file.content() for kind, file in self.files.items() if file.paths}
+
+
 @dataclass(kw_only=True)
 class Run:
     """What to explain of every image, and the results so far."""
@@ -172,6 +201,7 @@ class Run:
     trust: bool
     look: Look
     sort: str | None
+    exports: Exports
     rows: list[dict[str, Any]] = field(default_factory=list)
     tiles: list[Tile] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -210,6 +240,10 @@ class Run:
             for path, label, stem in zip(paths, labels, file_stems(paths, out, ending), strict=True):
                 self.explain_image(path, label, stem, alone=len(paths) == 1)
         finally:
+            if exported := self.exports.contents(out):
+                write_together(exported)
+                names = " and ".join(f"[bold]{escape(str(path))}[/]" for path in exported)
+                self.console.print(f"Exported: {names}", soft_wrap=True)
             if len(paths) > 1 and self.rows:
                 skipped = skipped_files(sources).items()
                 self.rows += [_row(path, skipped=reason) for path, reason in skipped]
@@ -226,8 +260,9 @@ class Run:
                     explanation.trust()
                 explanation.score(self.metrics)
             chance = [explanation.random_scores(self.metrics) for explanation in explanations]
-            tile = _tile(path, explanations[0], self.look)
+            tile = tile_of(explanations[0], path.name, self.look)
             picture = self._save(explanations, stem)
+            self.exports.add(explanations)
         except VitrailError as error:
             if alone:
                 raise
@@ -281,15 +316,23 @@ class Run:
             plots = [explanation.curve_picture() for explanation in explanations]
             files[stem.with_name(stem.name + ".curves.png")] = png_bytes(side_by_side(plots))
         if len(explanations) == 1:
-            picture = stem.with_name(stem.name + ".png")
-            write_together({**files, **explanations[0].files(picture, self.look)})
-            return picture
+            write_together({**files, **self._files(explanations[0], stem)})
+            return stem.with_name(stem.name + ".png")
         for rank, explanation in enumerate(explanations, 1):
-            files |= explanation.files(stem.with_name(f"{stem.name}.{rank}.png"), self.look)
+            files |= self._files(explanation, stem.with_name(f"{stem.name}.{rank}"))
         sheet = stem.with_name(f"{stem.name}.top{len(explanations)}.png")
         pictures = [explanation.picture(**asdict(self.look)) for explanation in explanations]
         write_together({**files, sheet: png_bytes(side_by_side(pictures))})
         return sheet
+
+    def _files(self, explanation: Explanation, stem: Path) -> dict[str | os.PathLike[str], bytes]:
+        """The picture with its JSON file, and the values for --export tiff."""
+        from vitrail.integrations.exports import tiff_bytes
+
+        files = explanation.files(stem.with_name(stem.name + ".png"), self.look)
+        if self.exports.tiff:
+            files[stem.with_name(stem.name + ".tif")] = tiff_bytes(explanation)
+        return files
 
     def write_overview(self, out: Path) -> None:
         """Writes the table and the contact sheet of several images."""
@@ -320,19 +363,6 @@ def ranked_classes(view: View, picture: Seen) -> list[int]:
         logits = view.logits(picture.pixels[None])
     check_finite(view, logits)
     return view.class_scores(logits)[0].argsort(descending=True, stable=True).tolist()
-
-
-def _tile(path: Path, explanation: Explanation, look: Look) -> Tile:
-    from vitrail.show.figure import thumbnail
-
-    picture = thumbnail(explanation.overlay(**asdict(look)), focus=explanation.focus)
-    caption = f"{printable(path.name)}: {explanation.title}"
-    if explanation.true_label is not None:
-        predicted = explanation.top[0][1] if explanation.top else explanation.label
-        caption += f"\n{'✓' if predicted == explanation.true_label else '✗'} true class: {explanation.true_label}"
-    if explanation.trust_score is not None:
-        caption += f"\ntrust {explanation.trust_score:.2f}"
-    return Tile(path.name, picture, caption, explanation.legend(look), explanation.probability, explanation.trust_score)
 
 
 def print_model(console: Console, view: View) -> None:
@@ -421,13 +451,3 @@ def _explained_row(path: Path, explanation: Explanation, picture: Path) -> dict[
         "seconds": f"{explanation.seconds:.3f}",
     }
     return _row(path, **values, **{name: f"{value:.6f}" for name, value in explanation.scores.items()})
-
-
-def draw_sheet(tiles: list[Tile], order: str | None) -> Image.Image:
-    """The contact sheet with its legend."""
-    from vitrail.show.figure import contact_sheet, labelled
-    from vitrail.show.legend import shared_legends
-
-    shown = tiles if order is None else sorted(tiles, key=ORDERS[order])
-    sheet = contact_sheet([(tile.picture, tile.caption) for tile in shown])
-    return labelled(sheet, "", "", shared_legends([tile.legend for tile in tiles]))

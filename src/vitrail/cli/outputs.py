@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.data.results import is_explanation
+from vitrail.files import parse_json
 
 if TYPE_CHECKING:
     from vitrail.models.view import View
@@ -93,7 +94,7 @@ def _explained_image(path: Path) -> str | None:
     if not is_explanation(path):
         return None
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = parse_json(path.read_text(encoding="utf-8"))
         return str((saved[0] if isinstance(saved, list) else saved)["image"]["path"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -9,6 +9,7 @@ from .captions import CaptionedSceneData as CaptionedSceneData
 from .captions import CaptionedScenes as CaptionedScenes
 from .cifar import Cifar as Cifar
 from .coco import Coco as Coco
+from .fiftyone import FiftyOneData as FiftyOneData
 from .folder import ImageFolder as ImageFolder
 from .imagenet import ImageNet as ImageNet
 from .imagenet import Imagenette as Imagenette

@@ -1,4 +1,4 @@
-"""COCO's encodings of masks: polygons, and run lengths as numbers or compressed into text."""
+"""COCO's encodings of masks: polygons, and run lengths as numbers or packed into text."""
 
 from __future__ import annotations
 
@@ -36,6 +36,20 @@ def decode_segmentation(segmentation: Any, height: int, width: int) -> Mask:
     return mask
 
 
+def encode_mask(mask: Mask) -> dict[str, Any]:
+    """The packed run lengths of a mask, as COCO's annotations have them."""
+    height, width = mask.shape
+    return {"size": [height, width], "counts": pack_runs(encode_runs(mask))}
+
+
+def encode_runs(mask: Mask) -> list[int]:
+    """The run lengths of a mask, the inverse of ``decode_runs``."""
+    pixels = mask.T.ravel()
+    ends = np.flatnonzero(np.diff(pixels)) + 1
+    counts = np.diff(np.concatenate([[0], ends, [pixels.size]])).tolist()
+    return [0, *counts] if pixels.size and pixels[0] else counts
+
+
 def decode_runs(counts: Any, height: int, width: int) -> Mask:
     """The mask of run lengths: down the columns from the left, pixels outside and inside in turn."""
     if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
@@ -70,6 +84,18 @@ def unpack_runs(text: str | bytes) -> list[int]:
     if shift:
         raise ValueError("packed run lengths end in the middle of a number")
     return runs
+
+
+def pack_runs(runs: Sequence[int]) -> str:
+    """Run lengths packed into text, the inverse of ``unpack_runs``."""
+    codes: list[int] = []
+    for place, run in enumerate(runs):
+        value = run - runs[place - 2] if place > 2 else run
+        while not -16 <= value < 16:  # five bits hold the rest with its sign
+            codes.append(32 | (value & 31))
+            value >>= 5
+        codes.append(value & 31)
+    return "".join(chr(ord("0") + code) for code in codes)
 
 
 def fill_polygon(polygon: Any, height: int, width: int) -> Mask:

@@ -135,6 +135,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         image.load()
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         upright = ImageOps.exif_transpose(image) if turned else image
+        is_transparent = upright.has_transparency_data  # refuses a palette image without a palette
     except Exception as error:
         raise VitrailError(
             f"the pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
@@ -142,7 +143,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         ) from error
     if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
         return _deep_grey_to_rgb(upright, name)
-    if upright.has_transparency_data:
+    if is_transparent:
         return _convert_strips(upright, _put_on_white)
     return upright if turned and upright.mode == "RGB" else upright.convert("RGB")
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from vitrail.data.base import DataSet, Joined
 from vitrail.data.captions import CaptionedScene, CaptionedSceneData, CaptionedScenes, Shared
 from vitrail.data.crops import Crops
+from vitrail.data.fiftyone import FiftyOneData, is_fiftyone
 from vitrail.data.memory import InMemory
 from vitrail.data.scenes import Scene, SceneData, Scenes
 from vitrail.errors import VitrailError
@@ -103,6 +104,7 @@ for _name, _entry in {
     "tiny_imagenet": BuiltIn("TinyImageNet"),
     "mura": BuiltIn("Mura"),
     "folder": BuiltIn("ImageFolder"),
+    "fiftyone": BuiltIn("FiftyOneData"),
 }.items():
     DATA_SETS.add(_name, _entry, __name__)
 
@@ -127,6 +129,7 @@ DATA_NAMES: tuple[str, ...] = tuple(DATA_SETS.entries())  # the built-in ones
 
 _DEFAULT_SCENES, _DEFAULT_CROPS = 200, 60
 _DRAWN = ("scenes", "scenes_text", "samples")  # whose place is a number and a seed
+_IN_DATABASE = ("fiftyone",)  # whose place is a name
 _PLUS = " + "  # between data sets that are joined
 _SUBSET = ("n", "seed", "indices")
 _NUMBERS = frozenset({"n", "seed", "size", "year", "objects"})
@@ -140,7 +143,8 @@ def open_data(spec: str | Path | DataSet | Sequence[Any], **options: Any) -> Dat
         spec: `scenes`, `scenes:200`, `scenes:200@7` (seed 7), a name and its folder or file such as `imagenet:DIR`
             (names: `DATA_NAMES`, and those of `data_set`), a folder of images (see `ImageFolder`), its table or one
             image. Options follow a question mark: `imagenet:DIR?boxes=DIR2&split=val`. Several are joined by ` + `,
-            without their labels. Or a data set, scenes, or a list of images, of pairs (image, label) or of examples.
+            without their labels. Or a data set, also one of FiftyOne, scenes, or a list of images, of pairs (image,
+            label) or of examples.
         **options: the options of the data set's class; they override those in `spec`. Every data set has `n` and
             `seed`, or `indices` (positions or a file of them), to take a subset.
     """
@@ -187,7 +191,8 @@ def data_name(spec: str) -> str:
         seed = int(place.partition("@")[2] or 0)
         name = f"{kind}:@{seed}" if seed else kind
     else:
-        name = printable(f"{kind}:{Path(place).resolve()}") if place else kind
+        known = place if kind in _IN_DATABASE else Path(place).resolve()
+        name = printable(f"{kind}:{known}") if place else kind
     kept = "&".join(f"{key}={value}" for key, value in sorted(options.items()) if key not in _SUBSET)
     return f"{name}?{kept}" if kept else name
 
@@ -244,6 +249,9 @@ def _from_objects(data: Any, options: dict[str, Any]) -> DataSet:
     if isinstance(data, DataSet):
         _check_options("an open data set", options, ())
         return data
+    if is_fiftyone(data):
+        _check_options("a FiftyOne data set", options, ("label", "boxes"))
+        return FiftyOneData(data, **options)
     if isinstance(data, str | bytes | bytearray) or not isinstance(data, Sequence):
         raise VitrailError(
             "data must be the name of a data set, a path, a data set or a list of images, but got "

@@ -183,3 +183,9 @@ def require_unique(ids: list[str], source: str | Path) -> list[str]:
         twice = next(name for name, count in Counter(ids).items() if count > 1)
         raise VitrailError(f"'{source}' names {twice!r} twice: keep one of the lines.")
     return ids
+
+
+def names_below(files: Sequence[str]) -> list[str]:
+    """Files as paths below the folder that all of them share."""
+    folder = os.path.commonpath([Path(file).parent for file in files]) if files else ""
+    return [printable(Path(file).relative_to(folder).as_posix()) for file in files]

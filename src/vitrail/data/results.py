@@ -10,8 +10,8 @@ _HEADER = re.compile(rb'\s*(\[\s*)?\{\s*"vitrail"')
 
 
 def is_result(path: Path) -> bool:
-    """Whether vitrail wrote this picture: its JSON file, or the table of a folder, is beside it."""
-    if path.suffix.lower() != ".png":
+    """Whether vitrail wrote this picture or its values: its JSON file, or the table of a folder, is beside it."""
+    if path.suffix.lower() not in (".png", ".tif"):
         return False
     if path.name == "contact-sheet.png":
         return path.with_name("explanations.csv").is_file()

@@ -16,7 +16,7 @@ from vitrail.calls import check_parameters
 from vitrail.engine.requests import Asking, Batch, Pictures, Request, Subsets, Traced, check_finite
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.errors import VitrailError
-from vitrail.files import save_atomically
+from vitrail.files import parse_json, save_atomically
 from vitrail.methods.base import Attribution, TokenMethod, refuse_unsupported
 from vitrail.methods.registry import method
 from vitrail.models.embedded import FOLDER, names
@@ -124,7 +124,7 @@ class Card:
     @classmethod
     def parse(cls, text: str) -> Card:
         """From the metadata of a file."""
-        values = json.loads(text)
+        values = parse_json(text)
         grid, layers = tuple(map(int, values["grid"])), tuple(map(int, values["layers"]))
         if len(grid) != 2 or not layers or min(layers) < 0 or min(values["hidden"], values["blocks"]) < 1:
             raise ValueError("impossible shapes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
@@ -12,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from vitrail.errors import VitrailError
+from vitrail.files import parse_json
 
 
 def plain_name(name: str) -> str:
@@ -64,8 +64,8 @@ def _read_file(path: Path) -> Sequence[str] | Mapping[str, str]:
     if path.suffix.lower() != ".json":
         return [line for line in text.splitlines() if line.strip()]
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise VitrailError(f"the labels file {path} is not valid JSON: {error}.") from None
     if not isinstance(values, list | dict):
         raise VitrailError(f"the labels file {path} must hold a list of names or a mapping number → name.")

@@ -404,16 +404,9 @@ def _load_huggingface(request: LoadRequest) -> View:
         from transformers import AutoImageProcessor, AutoTokenizer
     except ImportError:
         raise VitrailError('Hugging Face models need an extra: pip install "vitrail[hf]".') from None
-    has_head = request.head is not None and request.pool is None
-    if request.checkpoint is not None or has_head or request.pretrained is False:
-        raise VitrailError("hf: models carry their own weights; give the folder (hf:./folder), not checkpoint=.")
     name = request.name
+    arguments = _huggingface_arguments(request)
     source, revision = _huggingface_source(name.removeprefix("hf:"))
-    arguments = dict(request.model_args)
-    if arguments.pop("trust_remote_code", False):
-        raise _remote_code(name)
-    if request.num_classes is not None:
-        raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
     is_local, reads_texts = Path(source).is_dir(), request.view_args["prompts"] is not None
     pin = {} if revision is None else {"revision": revision}
     loader = _huggingface_loader(request, source, is_local, pin)
@@ -443,6 +436,24 @@ def _load_huggingface(request: LoadRequest) -> View:
     if not is_local:
         view.commit = cached_commit(source, revision, arguments.get("cache_dir"))
     return view
+
+
+def _huggingface_arguments(request: LoadRequest) -> dict[str, Any]:
+    """What goes on to transformers; what a folder of transformers determines itself, and what runs code, is refused."""
+    name, arguments = request.name, dict(request.model_args)
+    has_head = request.head is not None and request.pool is None
+    if request.checkpoint is not None or has_head or request.pretrained is False:
+        raise VitrailError("hf: models carry their own weights; give the folder (hf:./folder), not checkpoint=.")
+    if request.num_classes is not None:
+        raise VitrailError(f"{name} keeps the head it was saved with: num_classes= is for timm and torchvision models.")
+    if arguments.pop("trust_remote_code", False):
+        raise _remote_code(name)
+    if not arguments.pop("weights_only", True):  # as a plan or a stored explanation may ask
+        raise VitrailError(
+            f"weights_only=False would run the code that a pickle of {name} holds, which load() never does: save its "
+            "weights as safetensors."
+        )
+    return arguments
 
 
 def _huggingface_loader(request: LoadRequest, source: str, is_local: bool, pin: Mapping[str, str]) -> Any:

@@ -104,14 +104,15 @@ def _curves(summary: Summary) -> list[dict[str, Any]]:
 
 def _environment_line(run: str, about: Mapping[str, Any]) -> str:
     """Versions, device, plugins and commit of a run."""
-    versions, git, plugins = about.get("versions") or {}, about.get("git"), about.get("plugins") or {}
+    tables = map(about.get, ("versions", "git", "plugins"))
+    versions, git, plugins = (value if isinstance(value, Mapping) else {} for value in tables)
     parts = [
         f"vitrail {about['vitrail']}" if about.get("vitrail") else "",
         about.get("device"),
         about.get("platform"),
         *(f"{name} {versions[name]}" for name in ("torch", "timm") if name in versions),
         *(f"{Path(name).name} {version}" for name, version in plugins.items()),
-        f"commit {str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}" if git else "",
+        f"commit {str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}" if "commit" in git else "",
         f"started {str(about['started'])[:19]}" if about.get("started") else "",
     ]
     return f"{run}: " + ", ".join(str(part) for part in parts if part)

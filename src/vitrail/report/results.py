@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from vitrail.bench.run import hash_of, work_of
 from vitrail.bench.store import Store
 from vitrail.calls import call_name, join_call, split_call
 from vitrail.errors import VitrailError
+from vitrail.files import parse_json
 from vitrail.methods.base import MethodFactory
 from vitrail.metrics.base import Metric
 from vitrail.metrics.statistics import Floats
@@ -341,7 +341,7 @@ def _missing(value: Any) -> bool:
 
 def _parameters(text: str) -> dict[str, Any]:
     try:
-        return dict(json.loads(text or "{}"))
+        return dict(parse_json(text or "{}"))
     except ValueError:
         return {"params": text}
 

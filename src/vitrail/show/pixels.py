@@ -30,13 +30,13 @@ def blended(photo: Array, positions: Array, scale: Scale, look: Look, weights: A
     return faded(photo, look.alpha) * (1 - opacity) + scale.colours(positions, look.colormap) * opacity
 
 
-def strongest(evidence: Array) -> Mask:
-    """The smallest area with half of the evidence, a non-negative number per pixel."""
+def strongest(evidence: Array, share: float = 0.5) -> Mask:
+    """The smallest area with half of the evidence, or another share; a non-negative number per pixel."""
     descending = np.sort(evidence, axis=None)[::-1]
     sums = np.cumsum(descending, dtype=np.float64)
     if not sums[-1] > 0:
         return np.zeros(evidence.shape, dtype=bool)
-    return np.asarray(evidence >= descending[np.searchsorted(sums, sums[-1] / 2)])
+    return np.asarray(evidence >= descending[np.searchsorted(sums, share * sums[-1])])
 
 
 def outlined(photo: Array, evidence: Array, scale: Scale, look: Look) -> Array:

@@ -69,7 +69,7 @@ class Controls:
         return {**bundle, "image/png": base64.b64encode(self.picture.value).decode()}
 
 
-def strongest(values: Tensor, share: float, nothing: float) -> Tensor:
+def only_strongest(values: Tensor, share: float, nothing: float) -> Tensor:
     """The largest values, this share of them and at least one; ``nothing`` elsewhere."""
     least = values.flatten().topk(max(1, round(share * values.numel()))).values[-1]
     return values.masked_fill(values < least, nothing)
