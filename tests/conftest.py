@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 from tests import families
 from tests.common import LABELS, noise
+from torch import Tensor
 
+from vitrail.core.operations import Walk
 from vitrail.data.names import DATA_SETS
 from vitrail.methods.registry import METHODS
 from vitrail.metrics.base import METRICS
@@ -34,6 +36,20 @@ pytest_plugins = [
 def _what_a_test_registers_goes_with_it() -> Iterator[None]:
     with METHODS.scope(), METRICS.scope(), DATA_SETS.scope(), MODELS.scope():
         yield
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all batches that go through the blocks of a ViT."""
+    sizes: list[int] = []
+    encode = Walk.encode
+
+    def spy(self: Walk, x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return encode(self, x)
+
+    monkeypatch.setattr(Walk, "encode", spy)
+    return sizes
 
 
 @pytest.fixture(scope="module")

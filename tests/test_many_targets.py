@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers import batch, viewed
-from torch import Tensor
 
 import vitrail
-from vitrail.core.operations import Walk
 from vitrail.engine.scheduler import TARGETS_AT_ONCE
 from vitrail.targets import Contrast, Group
 
@@ -24,20 +22,6 @@ CALLS = (
     "alti",
     "integrated_gradients(steps=3)",
 )
-
-
-@pytest.fixture
-def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all batches that go through the blocks of a ViT."""
-    sizes: list[int] = []
-    encode = Walk.encode
-
-    def spy(self: Walk, x: Tensor) -> Tensor:
-        sizes.append(len(x))
-        return encode(self, x)
-
-    monkeypatch.setattr(Walk, "encode", spy)
-    return sizes
 
 
 def explained(view: Any, images: Any, call: str, **options: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from torch import Tensor
 
 import vitrail
 from vitrail.calls import split_call
-from vitrail.core.operations import Walk
 from vitrail.engine import scheduler as scheduling
 from vitrail.engine.requests import Asking, Batch, Logits, Pictures, Traced, concurrently
 from vitrail.engine.scheduler import Job, Scheduler, merged
@@ -197,20 +196,6 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[TraceSpec]:
 
     monkeypatch.setattr(scheduling, "make_traces", spy)
     return specs
-
-
-@pytest.fixture
-def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The sizes of all batches that go through the blocks of a ViT."""
-    sizes: list[int] = []
-    encode = Walk.encode
-
-    def spy(self: Walk, x: Tensor) -> Tensor:
-        sizes.append(len(x))
-        return encode(self, x)
-
-    monkeypatch.setattr(Walk, "encode", spy)
-    return sizes
 
 
 WHITE_BOX = ("gen_att", "raw_attention", "rollout", "decompx", "decompx.skipplus", "vtranm", "attn_lrp", "grad_cam",
