@@ -137,12 +137,13 @@ def _progress(console: Console) -> Iterator[Any]:
             yield lambda step: progress.update(task, completed=step.done, total=step.total)
         return
     began = last = time.monotonic()
-    before: int | None = None
+    before = 0
 
     def line(step: Step) -> None:
-        nonlocal last, before
-        before = step.done if before is None else before
+        nonlocal began, last, before
         now = time.monotonic()
+        if step.done == before + 1 and not step.rows:  # known from an earlier call: it says nothing of the time left
+            began, before = now, step.done
         if now - last > LINE_EVERY and step.done > before:
             left = (now - began) / (step.done - before) * (step.total - step.done)
             console.print(f"{step.done} of {step.total} images, about {left / 60:.0f} min left", markup=False)
