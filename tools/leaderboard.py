@@ -42,7 +42,9 @@ def main() -> None:
     shipped, rows = shipped_table(), pd.concat(measured)
     before = rows.merge(shipped[[*KEY, "n"]], "left", on=KEY, suffixes=("", "_shipped"))
     fewer = (before["n"] < before["n_shipped"]).to_numpy()
-    print(f"{len(rows)} rows, {int(before['n_shipped'].isna().sum())} of them new; {fewer.sum()} of fewer images stay out")
+    print(
+        f"{len(rows)} rows, {int(before['n_shipped'].isna().sum())} of them new; {fewer.sum()} of fewer images stay out"
+    )
     if options.write:
         write_table(merge_tables(shipped, rows[~fewer]), TABLE)
 

@@ -59,7 +59,9 @@ def open_suite(
     chosen, names = list(pairs), [entry["name"] for entry in content["pairs"]]
     _check_known("--pairs", chosen, names)
     wanted = list(metrics)
-    _check_known("--metrics", wanted, {key for group in content["metrics"].values() for call in group for key in _keys(call)})
+    _check_known(
+        "--metrics", wanted, {key for group in content["metrics"].values() for call in group for key in _keys(call)}
+    )
     entries = [entry for entry in content["pairs"] if not chosen or entry["name"] in chosen]
     return Suite([_pair(entry, content, calls, wanted, folder) for entry in entries], content["reference"])
 
