@@ -207,6 +207,7 @@ def summarised(stand_in: StandIn, result: Reproduction) -> dict[str, Any]:
         "model": stand_in.model,
         "instead_of": target.models[stand_in.key].label,
         "images": {column: max(cell.n for cell in result.cells if cell.column == column) for column in measured},
+        "directions": {column: result.directions[column] for column in measured},
         "claims": [rounded(claim) for claim in claims if is_about(about[claim["text"]], target, measured)],
         "untested": [claim["text"] for claim in claims if not is_about(about[claim["text"]], target, measured)],
     }

@@ -185,7 +185,9 @@ def claims_summary() -> str:
     for stand_in in measured.values():
         count = counts.setdefault(find_target(stand_in["target"]).paper, Counter())
         count.update(MARKS[claim["holds"]] for claim in stand_in["claims"])
-        count["untested"] += len(stand_in["untested"])
+        others = [other for other in measured.values() if other["target"] == stand_in["target"]]
+        tested = {claim["text"] for other in others for claim in other["claims"]}
+        count["untested"] += len(set(stand_in["untested"]) - tested)
     total = sum(counts.values(), Counter())
     words = (*MARKS.values(), "untested")
     rows = [(paper, *(str(count[word]) for word in words)) for paper, count in [*counts.items(), ("**all**", total)]]
@@ -202,24 +204,21 @@ def claims() -> str:
         images = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0])
         where = f"`{target.name}`<br>{stand_in['model']} for {stand_in['instead_of']}, {images} images"
         for claim in stand_in["claims"]:
-            lines = [
-                claim_line(claim, column, target, stand_in["instead_of"], len(claim["tests"]) > 1)
-                for column in claim["tests"]
-            ]
+            lines = [claim_line(claim, column, target, stand_in) for column in claim["tests"]]
             rows.setdefault(target.paper, []).append((claim["text"], where, "<br>".join(lines), MARKS[claim["holds"]]))
     header = ["claim", "target and stand-in", "measured", "verdict"]
     return "\n".join(f"### {paper}\n\n{table(header, lines)}" for paper, lines in rows.items())
 
 
-def claim_line(claim: Mapping[str, Any], column: str, target: PaperTarget, model: str, marked: bool) -> str:
+def claim_line(claim: Mapping[str, Any], column: str, target: PaperTarget, stand_in: Mapping[str, Any]) -> str:
     """The numbers of a claim in a column, headed by the column without the model that was replaced."""
     digits = next((item.digits for item in target.columns if item.label == column), target.columns[0].digits)
     numbers = [quantity(item, digits) for item in claim["quantities"].get(column, [])]
     numbers = numbers or [claim["undecided"][column]]
-    label = column.removeprefix(model).strip()
-    return (
-        (f"{MARKS[claim['tests'][column]]} " if marked else "") + (f"{label}: " if label else "") + "; ".join(numbers)
-    )
+    arrow = {1: " ↑", -1: " ↓"}.get(stand_in["directions"].get(column), "")
+    label = column.removeprefix(stand_in["instead_of"]).strip() + arrow
+    mark = f"{MARKS[claim['tests'][column]]} " if len(claim["tests"]) > 1 else ""
+    return mark + (f"{label.strip()}: " if label else "") + "; ".join(numbers)
 
 
 def quantity(item: Mapping[str, Any], digits: int) -> str:
