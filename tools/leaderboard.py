@@ -69,7 +69,7 @@ def comparable(pair: str, rows: pd.DataFrame, least: float) -> Iterator[pd.DataF
         kept = of_metric[~of_metric.set_index(METHOD).index.isin(few.index)]
         methods = counts.size - few.size
         common = kept.groupby("image")["key"].nunique() == methods
-        left_out = f", without {few.size} methods that have at most {few.iloc[-1]}" if few.size else ""
+        left_out = f"; left out: {few.size} with at most {few.iloc[-1]}" if few.size else ""
         print(f"{pair} {metric}: {methods} methods, {common.sum()} images{left_out}")
         yield kept[kept["image"].isin(common[common].index)]
 
