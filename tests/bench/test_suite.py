@@ -254,7 +254,9 @@ def test_only_the_chosen_rows_of_the_leaderboard_are_measured(
     more = CliRunner().invoke(app, ["bench", "leaderboard", *options[4:], "--pairs", "scenes", "--out", "board"])
     assert more.exit_code == 0, more.output
     rows = Store(tmp_path / "board" / "scenes").rows()
-    assert set(rows["metric"]) == {"sparseness", "insertion_minus_deletion(steps=4)"}, "the folder can be measured further"
+    assert set(rows["metric"]) == {"sparseness", "insertion_minus_deletion(steps=4)"}, (
+        "the folder can be measured further"
+    )
 
 
 def test_metrics_and_pairs_of_the_leaderboard_are_chosen_by_name_or_call() -> None:

@@ -55,7 +55,9 @@ def ship(tool: ModuleType, *lines: tuple[str, str, float, int]) -> None:
     write_table(table.assign(pair="scenes", better="higher"), tool.TABLE)
 
 
-def write(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *options: object) -> dict[tuple[str, str], tuple[float, int]]:
+def write(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *options: object
+) -> dict[tuple[str, str], tuple[float, int]]:
     """(method, metric) → (mean, n) of the table after the script ran."""
     monkeypatch.setattr(sys, "argv", ["leaderboard.py", *map(str, options)])
     tool.main()
@@ -81,7 +83,9 @@ def test_partial_runs_count_on_the_images_that_all_methods_have(
         ("random", "saco"): (0.8, 2),
     }
     gaps = read_table(tool.TABLE).set_index(["method", "metric"])["gap"]
-    assert gaps["rollout", METRIC] == pytest.approx((1.2 - 1.6) / 3, rel=1e-4), "paired, though measured by several runs"
+    assert gaps["rollout", METRIC] == pytest.approx((1.2 - 1.6) / 3, rel=1e-4), (
+        "paired, though measured by several runs"
+    )
 
 
 @pytest.mark.parametrize(("least", "known"), [(0.75, {"rollout"}), (0.5, {"rollout", "random"})])
