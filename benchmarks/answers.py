@@ -1,0 +1,87 @@
+"""What the tables with known answers share: which methods, on how many images, and rows in Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+import vitrail
+from vitrail.methods.base import Method
+from vitrail.metrics.localization import mass
+from vitrail.metrics.statistics import interval
+
+OFTEN = 60  # forward passes from which a method is measured on fewer images
+# Parameters that bring methods of many passes within reach of a CPU; an 8 × 8 grid needs fewer masks than 14 × 14.
+CHEAPER = {"rise": "masks=300", "shapley": "permutations=4", "hsic": "samples=200", "lime": "samples=200",
+           "kernel_shap": "samples=200", "tis": "masks=256"}  # fmt: skip
+LAYERED = ["decompx.skipplus", "decompx.plus", "full_grad_plus.skipplus(rule=frozen)", "att_cat(rule=frozen)"]
+LEFT_OUT = ("vit_shapley",)  # needs an explainer trained for the model
+AGNOSTIC = ["raw_attention", "rollout", "random"]
+
+
+def default_calls() -> list[str]:
+    """Every method that depends on the class and runs without training, and three that do not depend on it."""
+    names = [name for name, info in vitrail.list_methods("*").items() if info.class_specific and "." not in name]
+    calls = [f"{name}({CHEAPER[name]})" if name in CHEAPER else name for name in names if name not in LEFT_OUT]
+    return [*LAYERED, *calls, *AGNOSTIC]
+
+
+def asks_often(method: Method) -> bool:
+    """Whether it asks the network so often that it is measured on few images."""
+    forwards, backwards = method.passes()
+    return forwards + 2 * backwards > OFTEN
+
+
+def share(values: Tensor, mask: Tensor, others: Tensor) -> float:
+    """Of the evidence of a map on two objects, the share on the first; one half where there is none."""
+    weights = mass(F.interpolate(values[None, None], size=mask.shape, mode="bilinear")[0, 0])
+    first, other = float(weights[mask].sum()), float(weights[others].sum())
+    return first / (first + other) if first + other > 0 else 0.5
+
+
+def painted(pixels: Tensor, mask: Tensor) -> Tensor:
+    """A model input (3, H, W) in which the pixels of a mask have the mean colour of the image."""
+    return pixels.where(~mask, pixels.mean((1, 2), keepdim=True))
+
+
+def bounded(values: Sequence[float] | NDArray[np.floating]) -> str:
+    """The mean with its 95 % interval over images."""
+    numbers = np.asarray(values, dtype=np.float64)
+    low, high = interval(numbers)
+    return f"{numbers.mean():.2f} [{low:.2f}, {high:.2f}]"
+
+
+def header(title: str, command: str, options: argparse.Namespace, seconds: float, facts: str) -> list[str]:
+    """The first lines of a table: what was run, when, with what, and what is known of the model."""
+    versions = f"{time.strftime('%Y-%m-%d')}, vitrail {vitrail.__version__}, torch {torch.__version__}"
+    return [
+        f"# {title}",
+        "",
+        f"`{command}`",
+        "",
+        f"{versions}, {platform.machine()} {options.device}, {seconds:.0f} s. {facts}",
+        "",
+    ]
+
+
+def rows(table: pd.DataFrame, columns: dict[str, str]) -> list[str]:
+    """Markdown: a row per method, and how many images it was measured on; ``columns``: column → its head.
+
+    Methods measured on as many images stand together, those that point best first: few images rank nothing.
+    """
+    by_pointing = table.assign(pointing=table["pointing"].map(np.mean))
+    ordered = by_pointing.sort_values(["images", "pointing"], ascending=False, kind="stable").index
+    lines = [f"| method | images | {' | '.join(columns.values())} |", "|---|" + "---|" * (len(columns) + 1)]
+    for _, row in table.loc[ordered].iterrows():
+        cells = [bounded(row[column]) for column in columns]
+        lines.append(f"| `{row['method']}` | {row['images']} | {' | '.join(cells)} |")
+    return lines
