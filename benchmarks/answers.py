@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -60,13 +62,17 @@ def bounded(values: Sequence[float] | NDArray[np.floating]) -> str:
     return f"{numbers.mean():.2f} [{low:.2f}, {high:.2f}]"
 
 
-def header(title: str, command: str, options: argparse.Namespace, seconds: float, facts: str) -> list[str]:
-    """The first lines of a table: what was run, when, with what, and what is known of the model."""
+def header(title: str, options: argparse.Namespace, seconds: float, facts: str) -> list[str]:
+    """The first lines of a table: what was run, when, with what, and what is known of the model.
+
+    Of paths in the command, the last component.
+    """
+    script, *words = (Path(word).name for word in sys.argv)
     versions = f"{time.strftime('%Y-%m-%d')}, vitrail {vitrail.__version__}, torch {torch.__version__}"
     return [
         f"# {title}",
         "",
-        f"`{command}`",
+        f"`{' '.join(['python', f'benchmarks/{script}', *words])}`",
         "",
         f"{versions}, {platform.machine()} {options.device}, {seconds:.0f} s. {facts}",
         "",

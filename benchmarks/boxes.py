@@ -156,10 +156,9 @@ def measure(methods: dict[int, Method], questions: list[Question]) -> tuple[int,
 
 def report(table: pd.DataFrame, facts: str, refused: list[str], options: argparse.Namespace, seconds: float) -> str:
     """The table in Markdown."""
-    command = f"python benchmarks/boxes.py --checkpoint FOLDER --scenes {options.scenes} --few {options.few}"
     return "\n".join(
         [
-            *header("boxes", command, options, seconds, facts),
+            *header("boxes", options, seconds, facts),
             f"Means over scenes of two boxes each, with 95 % bootstrap intervals. In {options.few} scenes one map is "
             f"{1 / (2 * options.few):.2f}, so those rows show that a method works and rank nothing.",
             "",

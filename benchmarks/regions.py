@@ -43,7 +43,6 @@ from vitrail.models.questions import in_mask
 from vitrail.models.view import View
 from vitrail.targets import Region
 
-BACKBONE, SIZE = "vit_small_patch14_dinov2", 224
 LABELS = ("background", "pet")
 PET = LABELS.index("pet")
 COLUMNS = {"pointing": "pointing", "share": "share of the animal, from the other"}
@@ -61,7 +60,9 @@ class Collage:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True, help=f"weights of {BACKBONE}; a head is ignored")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="weights of the model, whose head is not used")
+    parser.add_argument("--model", default="vit_small_patch14_dinov2", help="name in timm")
+    parser.add_argument("--size", type=int, default=224, help="pixels of the model input")
     parser.add_argument("--data", type=Path, required=True, help="folder of photographs with trimaps")
     parser.add_argument("--methods", help="default: all that depend on the class, and three that do not")
     parser.add_argument("--collages", type=int, default=40)
@@ -73,7 +74,8 @@ def main() -> None:
     begin, data = time.time(), ImageFolder(options.data)
     order = np.random.default_rng(0).permutation(len(data)).tolist()
     taught, held_out = ([data[place] for place in part] for part in (order[::2], order[1::2]))
-    view = segmenter(options.checkpoint, taught, options.device)
+    backbone = vitrail.load(options.model, checkpoint=options.checkpoint, img_size=options.size, device=options.device)
+    view = segmenter(backbone, taught)
     collages, facts = asked(view, held_out, options.collages)
     facts = f"{accuracy(view, held_out)} {facts}"
     print(f"{facts} {time.time() - begin:.0f} s", flush=True)
@@ -96,9 +98,8 @@ def main() -> None:
     print(text)
 
 
-def segmenter(checkpoint: Path, taught: list[Example], device: str) -> View:
+def segmenter(backbone: View, taught: list[Example]) -> View:
     """The backbone with a linear head for its patches, fitted to trimaps."""
-    backbone = vitrail.load(BACKBONE, checkpoint=checkpoint, img_size=SIZE, device=device)
     features, truths, known = [], [], []
     for example in taught:
         features.append(patch_tokens(backbone, backbone.preprocess(example.image)[None])[0])
@@ -106,7 +107,7 @@ def segmenter(checkpoint: Path, taught: list[Example], device: str) -> View:
         truths.append(animal / (1 - border).clamp(min=1e-6))
         known.append(1 - border)
     head = fitted(torch.cat(features), torch.cat(truths), torch.cat(known))
-    return vitrail.wrap(backbone.module, head=head, pool="patches", labels=list(LABELS), name=f"{BACKBONE} on pets")
+    return vitrail.wrap(backbone.module, head=head, pool="patches", labels=list(LABELS))
 
 
 @torch.no_grad()
@@ -230,12 +231,8 @@ def measure(
 
 def report(table: pd.DataFrame, facts: str, refused: list[str], options: argparse.Namespace, seconds: float) -> str:
     """The table in Markdown."""
-    command = (
-        f"python benchmarks/regions.py --checkpoint {options.checkpoint.name} --data {options.data.name} --collages "
-        f"{options.collages} --few {options.few} --steps {options.steps}"
-    )
     lines = [
-        *header("regions", command, options, seconds, facts),
+        *header("regions", options, seconds, facts),
         f"Means over collages of two animals each, with 95 % bootstrap intervals. In {options.few} collages one map is "
         f"{1 / (2 * options.few):.2f}, so those rows show that a method works and rank nothing.",
         "",

@@ -250,7 +250,8 @@ def train(arguments: argparse.Namespace) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start, saved = time.time(), arguments.out / "training.pt"
     model, averaged = (build(arguments.detections).to(device) for _ in range(2))
-    save(averaged, arguments.out)
+    if not saved.exists():
+        save(averaged, arguments.out)  # what cannot be written is known before the training
     scenes = draw(arguments.images, TRAIN_SEED).to(device)
     test = {objects: draw(arguments.test, TEST_SEED, objects).to(device) for objects in (1, 2)}
     print(f"drew {arguments.images} scenes in {time.time() - start:.0f} s", flush=True)
