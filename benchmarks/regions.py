@@ -107,7 +107,7 @@ def segmenter(backbone: View, taught: list[Example]) -> View:
         truths.append(animal / (1 - border).clamp(min=1e-6))
         known.append(1 - border)
     head = fitted(torch.cat(features), torch.cat(truths), torch.cat(known))
-    return vitrail.wrap(backbone.module, head=head, pool="patches", labels=list(LABELS))
+    return vitrail.wrap(backbone.module, head=head.to(backbone.device), pool="patches", labels=list(LABELS))
 
 
 @torch.no_grad()
