@@ -1,9 +1,15 @@
-"""What the tables with known answers share: which methods, on how many images, and rows in Markdown."""
+"""What the tables with known answers share: which methods, on how many images, and rows in Markdown.
+
+Run: python benchmarks/answers.py PAGE.md PAGE.md [...] --out PAGE.md
+Makes one page of several that measured different methods of the same question; of a method that stands in two, the row
+of the later page.
+"""
 
 from __future__ import annotations
 
 import argparse
 import platform
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import vitrail
+from vitrail.files import write_together
 from vitrail.methods.base import Method
 from vitrail.metrics.localization import mass
 from vitrail.metrics.statistics import interval
@@ -28,6 +35,15 @@ CHEAPER = {"rise": "masks=300", "shapley": "permutations=4", "hsic": "samples=20
 LAYERED = ["decompx.skipplus", "decompx.plus", "full_grad_plus.skipplus(rule=frozen)", "att_cat(rule=frozen)"]
 LEFT_OUT = ("vit_shapley",)  # needs an explainer trained for the model
 AGNOSTIC = ["raw_attention", "rollout", "random"]
+REFUSED = "Refused: "
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="file for the table; may be one of the pages")
+    options = parser.parse_args()
+    write_together({options.out: merged([page.read_text(encoding="utf-8") for page in options.pages]).encode()})
 
 
 def default_calls() -> list[str]:
@@ -91,3 +107,41 @@ def rows(table: pd.DataFrame, columns: dict[str, str]) -> list[str]:
         cells = [bounded(row[column]) for column in columns]
         lines.append(f"| `{row['method']}` | {row['images']} | {' | '.join(cells)} |")
     return lines
+
+
+def merged(pages: Sequence[str]) -> str:
+    """One page of several: how each was made, what they say of the model, and all rows, those that point best first."""
+    runs: dict[tuple[str, str], str] = {}  # (command, versions and seconds) → what was found of the model
+    methods: dict[str, str] = {}
+    refusals: dict[str, None] = {}
+    frame: list[str] = []
+    for page in pages:
+        title, *paragraphs = page.strip().split("\n\n")
+        while paragraphs[0].startswith("`python "):
+            command, made = paragraphs.pop(0), paragraphs.pop(0)
+            versions, facts = re.fullmatch(r"(.*? \d+ s\.) ?(.*)", made).groups()  # type: ignore[union-attr]
+            runs[command, versions] = facts
+        if paragraphs[-1].startswith(REFUSED):
+            refusals[paragraphs.pop().removeprefix(REFUSED)] = None
+        head, rule, *lines = paragraphs.pop().splitlines()
+        if frame not in ([], [title, *paragraphs, head, rule]):
+            raise SystemExit("the pages differ in more than methods: give pages of one script and one --few.")
+        frame = [title, *paragraphs, head, rule]
+        methods |= {line.split("`")[1]: line for line in lines}
+    title, *notes, head, rule = frame
+    parts, known = [title], {""}
+    for (command, versions), facts in runs.items():
+        parts += [command, versions if facts in known else f"{versions} {facts}"]
+        known.add(facts)
+    parts += [*notes, "\n".join([head, rule, *sorted(methods.values(), key=standing, reverse=True)])]
+    return "\n\n".join([*parts, *([REFUSED + " ".join(refusals)] if refusals else [])]) + "\n"
+
+
+def standing(line: str) -> tuple[int, float]:
+    """The number of images of a row, and its mean of pointing."""
+    images, pointing = line.split(" | ")[1:3]
+    return int(images), float(pointing.split()[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from answers import asks_often, default_calls, header, painted, rows, share
+from answers import REFUSED, asks_often, default_calls, header, painted, rows, share
 from PIL import Image
 from pointing import hit
 from torch import Tensor
@@ -166,7 +166,7 @@ def report(table: pd.DataFrame, facts: str, refused: list[str], options: argpars
             "token, so they depend on the box.",
             "",
             *rows(table, COLUMNS),
-            *(["", "Refused: " + " ".join(refused)] if refused else []),
+            *(["", REFUSED + " ".join(refused)] if refused else []),
         ]
     ) + "\n"  # fmt: skip
 

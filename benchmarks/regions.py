@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from answers import asks_often, default_calls, header, painted, rows, share
+from answers import REFUSED, asks_often, default_calls, header, painted, rows, share
 from PIL import Image
 from pointing import hit
 from torch import Tensor, nn
@@ -242,7 +242,7 @@ def report(table: pd.DataFrame, facts: str, refused: list[str], options: argpars
         *rows(table, COLUMNS | (CURVES if options.steps else {})),
     ]
     if refused:
-        lines += ["", "Refused: " + " ".join(refused)]
+        lines += ["", REFUSED + " ".join(refused)]
     return "\n".join(lines) + "\n"
 
 
