@@ -12,8 +12,9 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import vitrail
+from vitrail.calls import split_call, split_list
+from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.methods.base import Method
 from vitrail.metrics.localization import mass
@@ -53,6 +56,50 @@ def default_calls() -> list[str]:
     return [*LAYERED, *calls, *AGNOSTIC]
 
 
+def answer(
+    title: str,
+    measure: Callable[[str, dict[str, Any]], tuple[int, dict[str, list[float]]]],
+    columns: dict[str, str],
+    facts: str,
+    notes: list[str],
+    options: argparse.Namespace,
+    begin: float,
+) -> None:
+    """Prints a page and writes it to ``--out``, anew after every method.
+
+    ``measure``: name and parameters of a method → the number of images and, for each column, a value per image.
+    """
+    print(f"{facts} {time.time() - begin:.0f} s", flush=True)
+    lines: list[dict[str, Any]] = []
+    refusals: list[str] = []
+    text = ""
+    for call in split_list(options.methods) if options.methods else default_calls():
+        start = time.time()
+        try:
+            images, values = measure(*split_call(call))
+        except VitrailError as error:
+            refusals.append(f"`{call}`: {str(error).partition(' Methods that can:')[0]}")
+            print(refusals[-1], flush=True)
+        else:
+            lines.append({"method": call, "images": images, **values})
+            means = {key: f"{np.mean(value):.3f}" for key, value in values.items()}
+            print(call, images, means, f"{time.time() - start:.1f} s", flush=True)
+        table = pd.DataFrame(lines, columns=["method", "images", *columns])
+        parts = [*header(title, options, time.time() - begin, facts), *notes, "\n".join(rows(table, columns))]
+        text = "\n\n".join([*parts, *([REFUSED + " ".join(refusals)] if refusals else [])]) + "\n"
+        if options.out:
+            write_together({options.out: text.encode()})
+    print(text)
+
+
+def few_note(images: str, few: int) -> str:
+    """What the intervals are over, for two maps per image, and how little the rows of few images say."""
+    return (
+        f"Means over {images} each, with 95 % bootstrap intervals. In {few} {images.split(maxsplit=1)[0]} one map is "
+        f"{1 / (2 * few):.2f}, so those rows show that a method works and rank nothing."
+    )
+
+
 def asks_often(method: Method) -> bool:
     """Whether it asks the network so often that it is measured on few images."""
     forwards, backwards = method.passes()
@@ -79,7 +126,7 @@ def bounded(values: Sequence[float] | NDArray[np.floating]) -> str:
 
 
 def header(title: str, options: argparse.Namespace, seconds: float, facts: str) -> list[str]:
-    """The first lines of a table: what was run, when, with what, and what is known of the model.
+    """The first paragraphs of a page: what was run, when, with what, and what is known of the model.
 
     Of paths in the command, the last component.
     """
@@ -87,11 +134,8 @@ def header(title: str, options: argparse.Namespace, seconds: float, facts: str) 
     versions = f"{time.strftime('%Y-%m-%d')}, vitrail {vitrail.__version__}, torch {torch.__version__}"
     return [
         f"# {title}",
-        "",
         f"`{' '.join(['python', f'benchmarks/{script}', *words])}`",
-        "",
         f"{versions}, {platform.machine()} {options.device}, {seconds:.0f} s. {facts}",
-        "",
     ]
 
 

@@ -17,20 +17,17 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
-from answers import REFUSED, asks_often, default_calls, header, painted, rows, share
+from answers import answer, asks_often, few_note, painted, share
 from PIL import Image
 from pointing import hit
 from torch import Tensor
 
 import vitrail
-from vitrail.calls import split_call, split_list
 from vitrail.data import Scenes
-from vitrail.errors import VitrailError
-from vitrail.files import write_together
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
 from vitrail.models.detection import Detection, Detector
@@ -38,6 +35,10 @@ from vitrail.models.detection import Detection, Detector
 SEED = 2_000_003  # neither of training nor of testing
 BATCH = 10
 COLUMNS = {"pointing": "pointing", "share": "share of the object in the box, from the other"}
+DEPENDENT = (
+    "`raw_attention` and `rollout` do not depend on the class, but they read the attention of the detection token, so "
+    "they depend on the box."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,24 +66,14 @@ def main() -> None:
     if not isinstance(view, Detector) or view.labels[:-1] != Scenes.labels:
         raise SystemExit(f"{options.checkpoint} holds no detector of scenes: train one with training/yolos.py.")
     questions, facts = questions_of(view, options.scenes)
-    print(facts, flush=True)
-    lines, refused, text = [], [], ""
-    for call in split_list(options.methods) if options.methods else default_calls():
-        name, params = split_call(call)
-        try:
-            methods = {query: build_method(name, view.of_box(query), **params) for query in range(view.num_queries)}
-        except VitrailError as error:
-            refused.append(f"`{call}`: {str(error).partition(' Methods that can:')[0]}")
-            print(refused[-1], flush=True)
-            continue
+
+    def of_method(name: str, params: dict[str, Any]) -> tuple[int, dict[str, list[float]]]:
+        methods = {query: build_method(name, view.of_box(query), **params) for query in range(view.num_queries)}
         few = asks_often(methods[0])
-        scenes, values = measure(methods, [asked for asked in questions if not few or asked.scene < options.few])
-        lines.append({"method": call, "images": scenes, **values})
-        print(call, scenes, {key: f"{np.mean(value):.3f}" for key, value in values.items()}, flush=True)
-        text = report(pd.DataFrame(lines), facts, refused, options, time.time() - begin)
-        if options.out:
-            write_together({options.out: text.encode()})
-    print(text)
+        return measure(methods, [question for question in questions if not few or question.scene < options.few])
+
+    notes = [few_note("scenes of two boxes", options.few), DEPENDENT]
+    answer("boxes", of_method, COLUMNS, facts, notes, options, begin)
 
 
 def questions_of(view: Detector, count: int) -> tuple[list[Question], str]:
@@ -152,23 +143,6 @@ def measure(methods: dict[int, Method], questions: list[Question]) -> tuple[int,
                 values[question.scene].append((pointed, share(map_, question.own, question.other)))
     means = np.array([np.mean(pair, axis=0) for pair in values.values()])
     return len(means), {"pointing": means[:, 0].tolist(), "share": means[:, 1].tolist()}
-
-
-def report(table: pd.DataFrame, facts: str, refused: list[str], options: argparse.Namespace, seconds: float) -> str:
-    """The table in Markdown."""
-    return "\n".join(
-        [
-            *header("boxes", options, seconds, facts),
-            f"Means over scenes of two boxes each, with 95 % bootstrap intervals. In {options.few} scenes one map is "
-            f"{1 / (2 * options.few):.2f}, so those rows show that a method works and rank nothing.",
-            "",
-            "`raw_attention` and `rollout` do not depend on the class, but they read the attention of the detection "
-            "token, so they depend on the box.",
-            "",
-            *rows(table, COLUMNS),
-            *(["", REFUSED + " ".join(refused)] if refused else []),
-        ]
-    ) + "\n"  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -23,20 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
-from answers import REFUSED, asks_often, default_calls, header, painted, rows, share
+from answers import answer, asks_often, few_note, painted, share
 from PIL import Image
 from pointing import hit
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.calls import split_call, split_list
 from vitrail.data import Example, ImageFolder
 from vitrail.data.base import Mask
-from vitrail.errors import VitrailError
-from vitrail.files import write_together
 from vitrail.methods.registry import build_method
 from vitrail.metrics.localization import mean_overlap, overlaps
 from vitrail.models.questions import in_mask
@@ -47,6 +43,10 @@ LABELS = ("background", "pet")
 PET = LABELS.index("pet")
 COLUMNS = {"pointing": "pointing", "share": "share of the animal, from the other"}
 CURVES = {"curves": "insertion − deletion"}
+DEPENDENT = (
+    "`raw_attention` and `rollout` do not depend on the class, but they read the attention of the patches of the "
+    "region, so they depend on the region."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,24 +78,13 @@ def main() -> None:
     view = segmenter(backbone, taught)
     collages, facts = asked(view, held_out, options.collages)
     facts = f"{accuracy(view, held_out)} {facts}"
-    print(f"{facts} {time.time() - begin:.0f} s", flush=True)
-    lines, refused, text = [], [], ""
-    for call in split_list(options.methods) if options.methods else default_calls():
-        (name, params), start = split_call(call), time.time()
-        try:
-            chosen = collages[: options.few] if asks_often(build_method(name, view, **params)) else collages
-            values = measure(view, name, params, chosen, options.steps)
-        except VitrailError as error:
-            refused.append(f"`{call}`: {str(error).partition(' Methods that can:')[0]}")
-            print(refused[-1], flush=True)
-            continue
-        lines.append({"method": call, "images": len(chosen), **values})
-        means = {key: f"{np.mean(value):.3f}" for key, value in values.items()}
-        print(call, len(chosen), means, f"{time.time() - start:.1f} s", flush=True)
-        text = report(pd.DataFrame(lines), facts, refused, options, time.time() - begin)
-        if options.out:
-            write_together({options.out: text.encode()})
-    print(text)
+
+    def of_method(name: str, params: dict[str, Any]) -> tuple[int, dict[str, list[float]]]:
+        chosen = collages[: options.few] if asks_often(build_method(name, view, **params)) else collages
+        return len(chosen), measure(view, name, params, chosen, options.steps)
+
+    notes = [few_note("collages of two animals", options.few), DEPENDENT]
+    answer("regions", of_method, COLUMNS | (CURVES if options.steps else {}), facts, notes, options, begin)
 
 
 def segmenter(backbone: View, taught: list[Example]) -> View:
@@ -227,23 +216,6 @@ def measure(
         for key, numbers in values.items():
             results[key].append(float(np.mean(numbers)))
     return dict(results)
-
-
-def report(table: pd.DataFrame, facts: str, refused: list[str], options: argparse.Namespace, seconds: float) -> str:
-    """The table in Markdown."""
-    lines = [
-        *header("regions", options, seconds, facts),
-        f"Means over collages of two animals each, with 95 % bootstrap intervals. In {options.few} collages one map is "
-        f"{1 / (2 * options.few):.2f}, so those rows show that a method works and rank nothing.",
-        "",
-        "`raw_attention` and `rollout` do not depend on the class, but they read the attention of the patches of the "
-        "region, so they depend on the region.",
-        "",
-        *rows(table, COLUMNS | (CURVES if options.steps else {})),
-    ]
-    if refused:
-        lines += ["", REFUSED + " ".join(refused)]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
