@@ -122,6 +122,7 @@ class Relevance(TokenMethod):
             (any(b.attention.bias is not None for b in parts.blocks), "a score bias"),
             (first.mlp.up is not None, "a gated MLP"),
             (first.attention.gate is not None, "gated attention"),
+            (first.attention.talk is not None, "heads that are mixed"),
             (first.post1 is not None, "post-norm blocks"),
             (first.parallel, "parallel blocks"),
             (parts.head.pool == "attention", "an attention pool"),

@@ -10,20 +10,19 @@ Level = Literal["tokens", "features only", "logits only"]
 # timm modules whose models are plain ViTs, and the names among them whose blocks are not.
 PLAIN = (
     "vision_transformer", "vision_transformer_relpos", "vision_transformer_hybrid", "vitamin", "deit", "eva", "beit",
-    "qwen3_vit", "deepseek_vit",
+    "cait", "qwen3_vit", "deepseek_vit",
 )  # fmt: skip
 DIFFERENTIAL = re.compile(r"vit_d(p?wee|little)_")
 HEADLESS = re.compile(r"_vit_\w+_enc$")  # encoders of language models, without a classifier
 # timm modules without a map of features that everything passes, and names of others that have none either.
 MAPLESS = (
-    "cait", "convit", "crossvit", "efficientvim", "gemma4_vit", "hiera", "mlp_mixer", "mvitv2", "naflexvit", "pit",
+    "convit", "crossvit", "efficientvim", "gemma4_vit", "hiera", "mlp_mixer", "mvitv2", "naflexvit", "pit",
     "tnt", "xcit",
 )  # fmt: skip
 MAPLESS_NAMES = re.compile(r"levit_\d|coat_(mini|small|tiny)$")
 MERGING = re.compile(r"_vit_\w+_(merge|align)$")  # encoders that merge patches behind their blocks
 # Why the models of a timm module are no plain ViTs; that they are convolutional networks is not said of each.
 REASONS = {
-    "cait": "its attention mixes heads, and a class token attends apart from the patches",
     "convit": "its attention is mixed with fixed positions by a gate",
     "crossvit": "it has two streams of patches",
     "davit": "it attends to windows and to channels",

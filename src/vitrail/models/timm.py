@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -33,10 +34,11 @@ from vitrail.models.translation import (
 )
 
 ENCODERS = ("Qwen3VitClassifier", "DeepseekVitClassifier")  # those of language models, with a classifier
-NETWORKS = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Eva", "Beit", *ENCODERS)
-PRE_NORM = {"Block", "EvaBlock", "RelPosBlock", "DeepseekVitBlock"}
+VIT = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos")
+NETWORKS = (*VIT, "Eva", "Beit", "Cait", *ENCODERS)
+PRE_NORM = {"Block", "EvaBlock", "RelPosBlock", "DeepseekVitBlock", "LayerScaleBlock", "LayerScaleBlockClassAttn"}
 POST_NORM = {"ResPostBlock", "ResPostRelPosBlock", "EvaBlockPostNorm"}
-ATTENTIONS = {"Attention", "AttentionRope", "EvaAttention", "RelPosAttention"}
+ATTENTIONS = {"Attention", "AttentionRope", "EvaAttention", "RelPosAttention", "TalkingHeadAttn", "ClassAttn"}
 HIERARCHICAL = ("SwinTransformer", "SwinTransformerV2")
 POOLS: dict[str, parts.PoolKind] = {
     "token": "token", "avg": "mean", "max": "max", "avgmax": "avgmax", "map": "attention", "patches": "patches"
@@ -59,9 +61,12 @@ def describe(
     grid = (size[0] // embedding.patch[0], size[1] // embedding.patch[1])
     ropes = _ropes(module, grid)
     shared_bias = _shared_bias(module)
-    blocks = tuple(_block(b, rope, shared_bias) for b, rope in zip(module.blocks, ropes, strict=True))
+    blocks = [_block(b, rope, shared_bias) for b, rope in zip(module.blocks, ropes, strict=True)]
+    if type(module).__name__ == "Cait":  # its class token joins in blocks of its own, which change nothing else
+        late = [_block(b, None, None) for b in module.blocks_token_only]
+        blocks = [*(replace(block, waiting=1) for block in blocks), *(replace(block, asking=1) for block in late)]
     check_dropout(module, "pos_drop", "patch_drop", "head_drop")
-    return parts.Architecture(embedding, blocks, _head(module, head, pool))
+    return parts.Architecture(embedding, tuple(blocks), _head(module, head, pool))
 
 
 def _describe_encoder(module: Any, size: tuple[int, int], head: nn.Module | None) -> parts.Architecture:
@@ -105,7 +110,7 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
             return mean_of_patches(head, tokens[:, start:])
         case _:
             pooled = module.attn_pool(tokens[:, start:])
-    return head(module.fc_norm(pooled))
+    return head(module.fc_norm(pooled) if hasattr(module, "fc_norm") else pooled)
 
 
 def own_pool(module: Any) -> str | None:
@@ -234,7 +239,7 @@ def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> p
         return _things_block(block, rope, shared_bias)
     if kind not in PRE_NORM | POST_NORM:
         raise _beyond(block, "no rules are known for blocks of this kind")
-    check_dropout(block, "drop_path1", "drop_path2")
+    check_dropout(block, "drop_path", "drop_path1", "drop_path2")
     attention = _attention(block.attn, rope, shared_bias)
     if kind in POST_NORM:
         return parts.Block(
@@ -333,18 +338,24 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         norm=norm(getattr(attention, "norm", None)),
         together=together,
         gate=None if getattr(attention, "gate", None) is None else linear(attention.gate),
+        talk=_talk(attention) if hasattr(attention, "proj_w") else None,
     )
+
+
+def _talk(attention: Any) -> parts.Talk:
+    return parts.Talk(linear(attention.proj_l).weight, linear(attention.proj_w))
 
 
 def _scale(attention: Any, width: int) -> float:
     """The factor of the scores: fused attention does not look at ``attention.scale``."""
-    return width**-0.5 if attention.fused_attn else float(attention.scale)
+    return width**-0.5 if getattr(attention, "fused_attn", False) else float(attention.scale)
 
 
 def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear | None]:
-    if attention.qkv is None:  # each by itself
-        k, v = (_repeated(linear(layer), attention) for layer in (attention.k_proj, attention.v_proj))
-        return linear(attention.q_proj), k, v, None
+    if getattr(attention, "qkv", None) is None:  # each by itself
+        layers = [getattr(attention, name, None) or getattr(attention, f"{name}_proj") for name in "qkv"]
+        q, k, v = (linear(layer) for layer in layers)
+        return q, _repeated(k, attention), _repeated(v, attention), None
     layer = linear(attention.qkv)
     bias = layer.bias
     if getattr(attention, "q_bias", None) is not None:
@@ -402,7 +413,7 @@ def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:
         head,
         norm(module.norm),
         POOLS[pool],
-        pooled_norm=None if pool == "patches" else norm(module.fc_norm),
+        pooled_norm=None if pool == "patches" else norm(getattr(module, "fc_norm", None)),
         include_prefix=_includes_prefix(module, pool),
         attention_pool=_attention_pool(module.attn_pool) if pool == "map" else None,
     )
