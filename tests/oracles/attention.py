@@ -54,7 +54,7 @@ def attention_weights(attention: Attention, u: Tensor, visible: Tensor | None = 
 
 def scores_of(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
     """Scaled products of queries and keys (B, H, n, n), mixed by talking heads, with the bias of positions."""
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if attention.scale is None else attention.scale)
     if attention.talk is not None:
         scores = over_heads(attention.talk[0], scores)
     return scores if attention.score_bias is None else scores + attention.score_bias

@@ -259,9 +259,8 @@ class Embedding:
 
 
 def embedding(family: Family, module: nn.Module, images: Tensor) -> Embedding:
-    """Read off the module: its only convolution, and what enters its norm before the blocks."""
+    """Read off the module: its projection of pixels, and what enters its norm before the blocks."""
     parts = dict(module.named_modules())
-    convolution = next(part for part in parts.values() if isinstance(part, nn.Conv2d))
     named = {name.rpartition(".")[2]: part for name, part in parts.items()}
     pre_norm = named.get("norm_pre", named.get("pre_layrnorm", nn.Identity()))
     recorded: list[Tensor] = []
@@ -269,11 +268,22 @@ def embedding(family: Family, module: nn.Module, images: Tensor) -> Embedding:
     tokens = describe(family, module, images.clone()).tokens  # a copy is not known yet: the module runs
     handle.remove()
     before = (recorded[0] if recorded else tokens)[:, family.prefix :]
-    patch = convolution.kernel_size[0]
+    patch = images.shape[-1] // family.grid[1]
     columns = nn.functional.unfold(images, patch, stride=patch).transpose(1, 2)
-    norm = parts.get("patch_embed.norm", nn.Identity())
-    weights = Affine(convolution.weight.flatten(1), convolution.bias)
+    norm, weights = parts.get("patch_embed.norm", nn.Identity()), projection(parts, patch)
     return Embedding(columns, weights, norm, before, pre_norm, patch, tuple(images.shape[-2:]))
+
+
+def projection(parts: dict[str, nn.Module], patch: int) -> Affine:
+    """The layer of the pixels of a patch, which are in the order of channels, rows, columns."""
+    if "embeds.proj" in parts:  # of pixels in the order of rows, columns, channels
+        layer = parts["embeds.proj"]
+        return Affine(layer.weight.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2).flatten(1), layer.bias)
+    if "encoder.patch_embed.input_proj" in parts:  # of 2x − 1
+        weight = parts["encoder.patch_embed.input_proj"].weight
+        return Affine(2 * weight, -weight.sum(dim=1))
+    convolution = next(part for part in parts.values() if isinstance(part, nn.Conv2d))
+    return Affine(convolution.weight.flatten(1), convolution.bias)
 
 
 @torch.no_grad()

@@ -50,6 +50,7 @@ class Attention:
     rotary: Rotary | None = None
     gate: Affine | None = None  # of the attending token: its sigmoid multiplies what `out` reads
     v_norm: nn.Module = field(default_factory=nn.Identity)
+    scale: float | None = None  # of the scores; None: 1/√d_h
     talk: tuple[Affine, Affine] | None = None  # over the heads: of scores, and of attention
     queries: slice = field(
         default_factory=lambda: slice(None)
@@ -196,11 +197,37 @@ def _relative_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
 def _timm_encoder(family: Family, module: nn.Module, images: Tensor) -> Recipe:
     """Qwen3's encoder, whose patches have a position from a grid and rotate as well."""
     encoder = module.encoder
+    if type(module).__name__ == "Gemma4VitClassifier":
+        return _timm_gemma(family, module, images)
     tokens, table = encoder._pos_embed(encoder.patch_embed(images))
     sin, cos = table.chunk(2, dim=-1)
     blocks = [_timm_block(family, block, Rotary(cos, sin, True), None) for block in encoder.blocks]
     pooled_norm = nn.LayerNorm(tokens.shape[-1], module.norm.eps).to(tokens)  # theirs has no weights: ones and zeros
     return Recipe(tokens, blocks, Readout(nn.Identity(), "avg", pooled_norm, [affine(module.head)]), family.prefix)
+
+
+def _timm_gemma(family: Family, module: nn.Module, images: Tensor) -> Recipe:
+    """Gemma 4's encoder: a norm before and one behind each branch, normed values, pairs of channels in two halves."""
+    tokens, places, _ = module.encoder.patch_embed(images)
+    cos, sin = module.encoder.rotary_emb(tokens, places)
+    rotary, blocks = Rotary(cos[0], sin[0], True, sections=2), []
+    for block in module.encoder.blocks:
+        attn, mlp = block.attn, block.mlp
+        q, k, v, out = (affine(part.linear) for part in (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj))
+        norms, v_norm = (attn.q_norm, attn.k_norm, nn.Identity()), _ones(attn.v_norm, tokens)
+        attention = Attention(q, k, v, attn.num_heads, out, *norms, rotary=rotary, v_norm=v_norm, scale=1.0)
+        gate, up, down = (affine(part.linear) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        gated = Mlp(up, mlp.act, down, nn.Identity(), gate=gate)
+        blocks.append(
+            Block(block.norm1, attention, None, block.norm3, gated, None, after1=block.norm2, after2=block.norm4)
+        )
+    readout = Readout(nn.Identity(), "avg", _ones(module.norm, tokens), [affine(module.head)])
+    return Recipe(tokens, blocks, readout, family.prefix)
+
+
+def _ones(norm: nn.Module, like: Tensor) -> nn.Module:
+    """An RMS norm without weights as one whose weights are ones."""
+    return nn.RMSNorm(norm.normalized_shape, norm.eps).to(like)
 
 
 def _timm(family: Family, module: nn.Module, images: Tensor) -> Recipe:
@@ -222,7 +249,10 @@ def _timm(family: Family, module: nn.Module, images: Tensor) -> Recipe:
 
 
 def _timm_tokens(family: Family, module: nn.Module, images: Tensor) -> tuple[Tensor, list[Rotary | None]]:
-    kind, patches, depth = type(module).__name__, module.patch_embed(images), len(module.blocks)
+    kind, depth = type(module).__name__, len(module.blocks)
+    if kind == "NaFlexVit":
+        return module.norm_pre(module.embeds(images)[0]), _timm_rotaries(family, module)
+    patches = module.patch_embed(images)
     if kind == "Beit":
         tokens = torch.cat([module.cls_token.expand(len(images), -1, -1), patches], dim=1)
         return tokens if module.pos_embed is None else tokens + module.pos_embed, [None] * depth
@@ -234,14 +264,17 @@ def _timm_tokens(family: Family, module: nn.Module, images: Tensor) -> tuple[Ten
             [module.cls_token.expand(len(images), -1, -1), patches], dim=1)), [None] * depth  # fmt: skip
     if kind != "Eva":
         return module.norm_pre(module._pos_embed(patches)), [None] * depth
-    tokens = module.norm_pre(module._pos_embed(patches)[0])
+    return module.norm_pre(module._pos_embed(patches)[0]), _timm_rotaries(family, module)
+
+
+def _timm_rotaries(family: Family, module: nn.Module) -> list[Rotary | None]:
     if module.rope is None:
-        return tokens, [None] * depth
+        return [None] * len(module.blocks)
     table = module.rope.get_embed(shape=family.grid)  # (N, 2 d_h), or (L, H, N, 2 d_h) when every block has its own
-    per_block = list(table) if module.rope_mixed else [table] * depth
+    per_block = list(table) if getattr(module, "rope_mixed", False) else [table] * len(module.blocks)
     halves = [block.attn.rotate_half for block in module.blocks]
     pairs = [entry.chunk(2, dim=-1) for entry in per_block]
-    return tokens, [Rotary(cos, sin, half) for (sin, cos), half in zip(pairs, halves, strict=True)]
+    return [Rotary(cos, sin, half) for (sin, cos), half in zip(pairs, halves, strict=True)]
 
 
 def _timm_parallel_block(block: nn.Module) -> Block:

@@ -179,10 +179,9 @@ class Walk:
             return weights
         if weights.shape[2:] == shape:
             return self.recorder.see(name, layer, weights)
-        whole = (
-            torch.eye(*shape, dtype=weights.dtype, device=weights.device) if name == "A" else weights.new_zeros(shape)
-        )
-        whole = whole.repeat(*weights.shape[:2], 1, 1)
+        whole = weights.new_zeros(*weights.shape[:2], *shape)
+        if name == "A":
+            whole.diagonal(dim1=-2, dim2=-1).fill_(1)
         whole[..., asking, seen] = weights
         return self.recorder.see(name, layer, whole)[..., asking, seen]
 

@@ -100,8 +100,8 @@ class Block:
 
     A pre-norm block has ``norm1`` and ``norm2``, a post-norm block ``post1`` and ``post2``. In a ``parallel`` block the
     MLP reads what attention reads, ``norm1 x``. The first tokens that are ``waiting`` join in a later block: here no
-    other token sees them, and they stay as they are. Where the first tokens alone are ``asking`` (class attention), they
-    see all tokens, and the others stay as they are.
+    other token sees them, and they stay as they are. Where the first tokens alone are ``asking`` (class attention),
+    they see all tokens, and the others stay as they are.
     """
 
     norm1: Norm | None
