@@ -464,6 +464,7 @@ def _opaque(model: str) -> Callable[[], nn.Module]:
 OPAQUE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "differential": (_opaque("vit_dwee_patch16_reg1_gap_256"), "DiffAttention"),
     "differential_parallel": (_opaque("vit_dpwee_patch16_reg1_gap_256"), "DiffParallelScalingBlock"),
+    "merging": (_opaque("qwen3_vit_88m_merge"), "Qwen3VitClassifier"),
 }
 
 
