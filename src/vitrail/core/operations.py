@@ -233,7 +233,7 @@ class Walk:
 
     def dense(self, x: Tensor, layers: Sequence[Dense], layer: int) -> Tensor:
         for dense in layers:
-            x = self.linear(x, dense.linear, layer)
+            x = self.linear(self.norm(x, dense.norm, layer), dense.linear, layer)
             x = x if dense.activation is None else self.rule.activate(x, dense.activation)
         return x
 

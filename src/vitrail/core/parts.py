@@ -172,10 +172,11 @@ class AttentionPool:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A linear layer and the activation after it, if there is one."""
+    """A linear layer, the norm before it and the activation after it, where there are any."""
 
     linear: Linear
     activation: Activation | None = None
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +219,9 @@ class Head:
     and where all of these have weight 0, so that nothing is known, the logits are 0. ``queries`` reads what the
     ``queries`` say, where ``weights`` are those of the cells of masks. The layers ``dense`` stand before the head (the
     pooler of Hugging Face's ViT, torchvision's ``representation_size``, CLIP's projection, which has no activation),
-    and after them the ``unit`` norm of embeddings that texts or other images are compared with. ``answer`` replaces the
-    logits by a function of all that the head has seen: the tokens (B, n, d) after the norm, the pooled vectors (B, D)
-    and the logits (B, C) → (B,).
+    and after them the norm ``unit``, as of embeddings that texts or other images are compared with. ``answer`` replaces
+    the logits by a function of all that the head has seen: the tokens (B, n, d) after the norm, the pooled vectors
+    (B, D) and the logits (B, C) → (B,).
     """
 
     norm: Norm | None

@@ -15,6 +15,7 @@ from vitrail.models import names
 from vitrail.models.clone import evaluation_clone, widened
 from vitrail.models.translation import (
     activation,
+    bare,
     beside,
     check_dropout,
     classifier,
@@ -316,6 +317,7 @@ def _rope(table: Tensor, attention: Any) -> parts.Rope:
 
 
 def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Block:
+    block = bare(block)
     kind = type(block).__name__
     if kind == "Gemma4Block":
         return _sandwich_block(block, rope)
