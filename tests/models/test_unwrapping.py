@@ -23,6 +23,7 @@ from torchvision.transforms import v2
 import vitrail
 from vitrail import VitrailError
 from vitrail.engine.trace import trace
+from vitrail.metrics.sanity import randomised
 from vitrail.models.black_box import BlackBox
 from vitrail.models.vit import ViT
 
@@ -152,6 +153,62 @@ class Grey(nn.Module):
         return images.mean(1, keepdim=True)
 
 
+class Normalise(nn.Module):
+    """A normalisation of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.1, 0.2, 0.3])[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / 0.4
+
+
+class WithDepth(nn.Module):
+    """RGB → four channels."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([images, images.square().mean(1, keepdim=True)], dim=1)
+
+
+CHAINS: dict[str, tuple[list[nn.Module], int]] = {
+    "normalisation": ([Normalise()], 3),
+    "grey": ([Grey()], 1),
+    "torchvision's": ([transforms.Grayscale(), transforms.Normalize([0.4], [0.2])], 1),
+    "four channels": ([Normalise(), WithDepth()], 4),
+}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_vit_behind_layers_of_ones_own_is_seen_through(kind: str) -> None:
+    front, channels = CHAINS[kind]
+    module = nn.Sequential(*front, tiny(in_chans=channels)).double()
+    images = picture().double()
+    view = vitrail.wrap(module, **INPUT)
+    assert isinstance(view, ViT)
+    torch.testing.assert_close(view.logits(images), module(images).detach())
+    result = trace(view, images, rule="frozen", keep={"x", "gx", "bias"})
+    gap = result.y - (result["x"][0] * result["gx"][0]).sum((1, 2)) - result.bias_from(0)
+    assert gap.abs().max() < 1e-12
+    assert vitrail.explain(view, images[0], "integrated_gradients", target=1, steps=2).map.std() > 0
+    with pytest.raises(VitrailError, match="it has layers before its patches"):
+        vitrail.explain(view, images[0], "epsilon_lrp")
+    module.register_forward_hook(lambda _, __, out: 2 * out)
+    with pytest.raises(VitrailError, match="the Sequential has hooks: register them on its parts"):
+        vitrail.wrap(module, **INPUT)
+
+
+def test_layers_that_change_the_size_make_a_black_box() -> None:
+    for front in (transforms.Resize((32, 32)), nn.AvgPool2d(2)):
+        view = vitrail.wrap(nn.Sequential(front, tiny()), img_size=64, mean=HALF, std=HALF)
+        assert isinstance(view, BlackBox)
+        assert view.size == (64, 64)
+        assert "its first parts change the size of images of 64×64 pixels" in view.note
+        assert "Its part 1 is a VisionTransformer" in view.note
+    view = vitrail.wrap(nn.Sequential(transforms.Resize((32, 32)), tiny()), mean=HALF, std=HALF, img_size=32)
+    assert isinstance(view, ViT), "nothing is resized"
+
+
 @pytest.mark.parametrize("name", [NAME, "resnet10t"])
 def test_other_channels_say_what_to_do_and_that_works(name: str) -> None:
     module = timm.create_model(name, num_classes=3, in_chans=1, **(TINY if name == NAME else {})).eval()
@@ -159,7 +216,8 @@ def test_other_channels_say_what_to_do_and_that_works(name: str) -> None:
         vitrail.wrap(module, img_size=32 if name != NAME else None)
     whole = nn.Sequential(Grey(), module)
     view = vitrail.wrap(whole, **INPUT)
-    assert torch.equal(view.logits(picture()), whole(picture()))
+    assert isinstance(view, ViT if name == NAME else BlackBox)
+    torch.testing.assert_close(view.logits(picture()), whole(picture()).detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_transformers_wrapper_of_timm_models_is_the_timm_model() -> None:
@@ -297,6 +355,8 @@ def test_weights_of_eight_bits_are_seen_unpacked(way: Callable[[nn.Module], nn.M
     gap = result.y - (result["x"][0] * result["gx"][0]).sum((1, 2)) - result.bias_from(0)
     assert gap.abs().max() < 1e-5
     assert view.fingerprint() == vitrail.wrap(way(tiny())).fingerprint() != vitrail.wrap(tiny()).fingerprint()
+    with pytest.raises(VitrailError, match="its weights are quantised, so that none can be drawn anew"):
+        next(randomised(view, "cascading", seed=0))
 
 
 HEADS: dict[str, Callable[[int], list[nn.Module]]] = {

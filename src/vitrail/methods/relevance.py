@@ -195,7 +195,7 @@ class PixelRelevance(TokenMethod):
     def unsupported(cls, model: View) -> str | None:
         reason = super().unsupported(model)
         if reason is None and model.architecture().embedding.stem is not None:
-            return "it has a convolutional stem, for which its rules are not defined"
+            return "it has layers before its patches, for which its rules are not defined"
         return reason
 
     def pixel_rule(self) -> Plain:

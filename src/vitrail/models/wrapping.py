@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import clip, detection, huggingface, open_clip, segmentation, timm, torchvision, zero_shot
+from vitrail.models import chain, clip, detection, huggingface, open_clip, segmentation, timm, torchvision, zero_shot
 from vitrail.models.agreement import GATHER, check_logits, check_tensors
 from vitrail.models.black_box import BlackBox, as_logits
 from vitrail.models.captions import CaptionModel
@@ -282,6 +282,8 @@ def _seen_through(
     """The view of a plain ViT."""
     adapter = _adapter(module)
     preprocessing = _preprocess(module, adapter.native_size(module), img_size, processor)
+    if adapter is chain:
+        chain.check_front(module, preprocessing.size)
     _check_size(module, adapter, preprocessing.size, img_size)
     describe = partial(adapter.describe, module, preprocessing.size, head, pool)
     architecture = _described(module, describe)  # refuse now, not at the first call
@@ -290,8 +292,8 @@ def _seen_through(
     if embedding.stem is None and channels != 3:
         raise refuse(
             module,
-            f"it takes {channels} colour channels; only RGB models can be explained, or as a black box "
-            "nn.Sequential(channels, model), whose first part makes these of RGB",
+            f"it takes {channels} colour channels; only RGB models can be explained: nn.Sequential(channels, model), "
+            "whose first part makes these of RGB, is one",
         )
     if head is not None:
         _check_width(architecture, name)
@@ -414,6 +416,8 @@ def _own_logits(module: Any, images: Tensor, view: View, head: nn.Module | None,
 def _adapter(module: nn.Module) -> ModuleType:
     if isinstance(module, zero_shot.ZeroShot):
         return zero_shot
+    if chain.is_chain(module):
+        return chain
     if detection.is_detector(module):
         return detection
     if segmentation.is_segmenter(module):
@@ -435,6 +439,7 @@ def _is_seen_through(module: nn.Module) -> bool:
     """Whether it is a network whose parts are known, or a subclass of one, which may compute something else."""
     return (
         isinstance(module, zero_shot.ZeroShot)
+        or chain.is_chain(module)
         or detection.is_detector(module)
         or segmentation.is_segmenter(module)
         or zero_shot.is_zero_shot(module)
