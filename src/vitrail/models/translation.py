@@ -14,9 +14,9 @@ from vitrail.core import parts
 from vitrail.errors import VitrailError
 
 SUPPORTED = (
-    "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; "
-    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP (2), DINOv3, YOLOS, EoMT and Swin; "
-    "timm Swin (features only)"
+    "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02, BEiT, "
+    "CaiT and NaFlexViT; torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP (2), DINOv3, "
+    "YOLOS, EoMT and Swin; timm Swin (features only)"
 )
 
 # Class name of an activation module → canonical name; GELU decides by its `approximate`.
@@ -203,9 +203,12 @@ def patch_convolution(module: nn.Module) -> parts.Linear:
 
 def classifier(module: nn.Module, norm: parts.Norm | None, pool: parts.PoolKind, **options: Any) -> parts.Head:
     """The head whose last part is one linear layer, or several with norms and activations between; without dropout."""
+    layers = [*_in_order(_saved(module))]
+    if not layers:
+        raise refuse(module, "it is not a classification head")
     dense: list[parts.Dense] = []
     before: parts.Norm | None = None  # the next layer
-    for layer in _in_order(_saved(module)):
+    for layer in layers:
         name = type(layer).__name__
         if name in ("Softmax", "LogSoftmax", "Sigmoid"):
             raise refuse(layer, "the logits are explained: give the head without it")
