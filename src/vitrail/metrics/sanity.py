@@ -13,10 +13,12 @@ from torch import Tensor
 
 from vitrail.engine.maps import enlarged, min_max
 from vitrail.engine.requests import Asking, Batch
+from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_maps, check_seed, metric
 from vitrail.metrics.statistics import rank_correlation
+from vitrail.models.translation import is_packed
 from vitrail.models.view import View
 from vitrail.targets import Target
 
@@ -71,6 +73,10 @@ class ModelRandomization(MethodMetric):
 
 def randomised(view: View, way: str, seed: int) -> Iterator[View]:
     """A copy of a view whose layers, from the head down, get weights drawn anew; the view itself stays as it is."""
+    if any(is_packed(parameter) for parameter in view.module.parameters()):
+        raise VitrailError(
+            f"{view.name} cannot be randomised: its weights are quantised, so that none can be drawn anew."
+        )
     twin: View = copy.deepcopy(view)
     twin.known_weights = None
     draw = torch.Generator().manual_seed(check_seed(seed))
