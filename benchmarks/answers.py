@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -163,8 +162,8 @@ def merged(pages: Sequence[str]) -> str:
         title, *paragraphs = page.strip().split("\n\n")
         while paragraphs[0].startswith("`python "):
             command, made = paragraphs.pop(0), paragraphs.pop(0)
-            versions, facts = re.fullmatch(r"(.*? \d+ s\.) ?(.*)", made).groups()  # type: ignore[union-attr]
-            runs[command, versions] = facts
+            versions, end, facts = made.partition(" s.")
+            runs[command, versions + end] = facts.strip()
         if paragraphs[-1].startswith(REFUSED):
             refusals[paragraphs.pop().removeprefix(REFUSED)] = None
         head, rule, *lines = paragraphs.pop().splitlines()
