@@ -413,7 +413,7 @@ class Preprocess:
             return np.concatenate(
                 [resized(torch.from_numpy(np.array(colour))[None].float() / 255).numpy() for colour in image.split()]
             )
-        return resized(torch.from_numpy(np.ascontiguousarray(_planes(image)))).numpy()
+        return resized(torch.from_numpy(np.array(_planes(image), order="C"))).numpy()
 
     def _sampled_inside(
         self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int
