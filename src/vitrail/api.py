@@ -303,25 +303,26 @@ def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
     """Reads and preprocesses an image; tensors and preprocessed images are used as they are."""
     if isinstance(source, Seen):
         return source
-    return _of_tensor(view, source) if isinstance(source, Tensor) else _warned(view, _read(view, source))
+    return _of_tensor(view, source) if isinstance(source, Tensor) else with_warning(view, read_seen(view, source))
 
 
 def see_ahead(view: View, sources: Sequence[ImageSource | Tensor | Seen], most: int) -> Generator[Seen, None, None]:
     """As ``see`` for each of the images; up to ``most`` files and images are read ahead, in threads."""
-    reads = (partial(_read, view, source) for source in sources if not isinstance(source, Seen | Tensor))
+    reads = (partial(read_seen, view, source) for source in sources if not isinstance(source, Seen | Tensor))
     with closing(ahead(reads, min(most, len(sources)))) as waiting:
         for source in sources:
             known = isinstance(source, Seen | Tensor)
-            yield see(view, source) if known else _warned(view, next(waiting).result())
+            yield see(view, source) if known else with_warning(view, next(waiting).result())
 
 
-def _read(view: View, source: ImageSource) -> Seen:
+def read_seen(view: View, source: ImageSource) -> Seen:
+    """Reads and preprocesses an image, in any thread."""
     image = read_image(source)
     path = None if isinstance(source, Image.Image | np.ndarray) else str(Path(source).resolve())
     return Seen(image, view.preprocess(image), view.preprocessing.box(image.size), path)
 
 
-def _warned(view: View, seen: Seen) -> Seen:
+def with_warning(view: View, seen: Seen) -> Seen:
     """Warns about an image that the model hardly sees: in the thread of the caller, when its turn has come."""
     if doubt := view.preprocessing.doubt(seen.image.size):
         warnings.warn(doubt if seen.path is None else f"{Path(seen.path).name}: {doubt}", stacklevel=2)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from vitrail.methods.base import Attribution, Method
 from vitrail.methods.registry import build_method
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, ask_if_applicable, build_metric
 from vitrail.models.view import View
-from vitrail.pipeline import BATCHES, ahead
+from vitrail.pipeline import BATCHES, ahead, failed
 from vitrail.progress import counted
 from vitrail.targets import Target
 
@@ -358,15 +358,11 @@ def read_ahead(
             try:
                 example = load(position)
             except Exception as error:
-                yield partial(_raise, error)
+                yield partial(failed, error)
             else:
                 yield partial(finish, example)
 
     return ahead(tasks(), most)
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 def batches(

@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -42,6 +42,11 @@ def ahead(tasks: Iterable[Callable[[], T]], most: int, *, eager: bool = False) -
             yield _awaited(waiting)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def failed(error: Exception) -> NoReturn:
+    """As a task: what has failed before it became one."""
+    raise error
 
 
 def threads() -> int:
