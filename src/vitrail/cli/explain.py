@@ -457,17 +457,21 @@ def print_boxes(console: Console, view: View, path: Path) -> None:
 
 def print_estimate(console: Console, view: View, work: str, passes: float) -> None:
     """Estimates the duration of long work from that of one forward pass."""
-    import torch
-
-    blank, durations = torch.zeros(4, 3, *view.size), []
-    with torch.no_grad():
-        for _ in range(3):
-            begin = time.perf_counter()
-            float(view.logits(blank).sum())  # waits for the device
-            durations.append(time.perf_counter() - begin)
-    seconds = min(durations) / len(blank) * passes
+    seconds = _seconds_per_image(view, 1) * passes
+    if seconds > LONG:  # the first pass of a process is slower than the others
+        seconds = min(_seconds_per_image(view, 4) for _ in range(3)) * passes
     if seconds > LONG:
         console.print(f"{work}: about {duration(seconds)}. Ctrl-C stops and keeps the results so far.")
+
+
+def _seconds_per_image(view: View, count: int) -> float:
+    """The duration of a forward pass of so many images, for each of them."""
+    import torch
+
+    begin = time.perf_counter()
+    with torch.no_grad():
+        float(view.logits(torch.zeros(count, 3, *view.size)).sum())  # waits for the device
+    return (time.perf_counter() - begin) / count
 
 
 def print_top(console: Console, explanation: Explanation) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.core import parts
 from vitrail.errors import VitrailError
-from vitrail.models import names
+from vitrail.models import names, plain
 from vitrail.models.clone import evaluation_clone, widened
 from vitrail.models.translation import (
     activation,
@@ -32,6 +32,7 @@ from vitrail.models.translation import (
     summed,
 )
 
+PACKAGES = ("timm.", plain.__name__)
 ENCODERS = ("Qwen3VitClassifier", "DeepseekVitClassifier")  # those of language models, with a classifier
 NETWORKS = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Eva", "Beit", *ENCODERS)
 PRE_NORM = {"Block", "EvaBlock", "RelPosBlock", "DeepseekVitBlock"}
@@ -44,7 +45,7 @@ POOLS: dict[str, parts.PoolKind] = {
 
 
 def is_timm(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("timm.")
+    return type(module).__module__.startswith(PACKAGES)
 
 
 def describe(
