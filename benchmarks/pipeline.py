@@ -66,16 +66,24 @@ def best_rate(work: Callable[[], object], count: int, times: int = 3) -> float:
     return count / min(seconds(work) for _ in range(times))
 
 
+def core_rate(work: Callable[[Any], object], items: Sequence[Any], times: int = 3) -> float:
+    """Items per second that a processor core spends on them one by one, whatever else the machine does."""
+
+    def spent() -> float:
+        begin = time.process_time()
+        for item in items:
+            work(item)
+        return time.process_time() - begin
+
+    spent()
+    return len(items) / min(spent() for _ in range(times))
+
+
 def in_threads(work: Callable[[Any], object], items: Iterable[Any]) -> None:
     """Does the work as vitrail does: in its threads, in order."""
     with closing(ahead((partial(work, item) for item in items), 4 * threads())) as tasks:
         for task in tasks:
             task.result()
-
-
-def one_by_one(work: Callable[[Any], object], items: Iterable[Any]) -> None:
-    for item in items:
-        work(item)
 
 
 def line(name: str, rate: float, limit: float | None = None, unit: str = "images/s") -> None:
@@ -112,8 +120,8 @@ def measure_images(view: View, paths: Sequence[Path], method: str | None, batch_
     pixels = torch.stack([view.preprocess(picture) for picture in pictures[:size]])
     few = min(count, 64)
     print(f"{count} photographs of {pictures[0].width} × {pictures[0].height} (the first), batches of {size}")
-    line("decode, one thread", best_rate(lambda: one_by_one(read_image, paths[:few]), few))
-    line("resize and normalise, one thread", best_rate(lambda: one_by_one(view.preprocess, pictures[:few]), few))
+    line("decode, of one core", core_rate(read_image, paths[:few]))
+    line("resize and normalise, of one core", core_rate(view.preprocess, pictures[:few]))
     decode = best_rate(lambda: in_threads(read_image, paths), count)
     resize = best_rate(lambda: in_threads(view.preprocess, pictures), count)
     line(f"decode, {threads()} threads", decode)
@@ -156,9 +164,9 @@ def measure_drawing(view: View, paths: Sequence[Path], folder: Path) -> None:
         ("save (picture, PNG, JSON, both on disk)", saved, list(enumerate(explanations))),
     ]
     for name, work, items in works:
-        alone = best_rate(lambda work=work, items=items: one_by_one(work, items), count)  # type: ignore[misc]
+        alone = core_rate(work, items)
         together = best_rate(lambda work=work, items=items: in_threads(work, items), count)  # type: ignore[misc]
-        line(f"{name}, one thread", alone, unit="per second")
+        line(f"{name}, of one core", alone, unit="per second")
         line(f"{name}, {threads()} threads", together, alone * threads(), unit="per second")
 
 

@@ -63,7 +63,7 @@ def photographs(folder: Path, count: int) -> list[Path]:
 
 
 def ours() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("vitrail")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("vitrail-ahead")]
 
 
 def test_results_come_in_order_whichever_task_ends_first() -> None:

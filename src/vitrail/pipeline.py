@@ -32,7 +32,7 @@ def ahead(tasks: Iterable[Callable[[], T]], most: int, *, eager: bool = False) -
         yield from map(_ended, tasks)
         return
     waiting: deque[Future[T]] = deque()
-    pool = ThreadPoolExecutor(min(most, threads()), thread_name_prefix="vitrail")
+    pool = ThreadPoolExecutor(min(most, threads()), thread_name_prefix="vitrail-ahead")
     try:
         for task in tasks:
             waiting.append(pool.submit(task))

@@ -666,4 +666,4 @@ def test_ctrl_c_keeps_what_is_explained_and_no_picture_is_missing_from_the_table
         listed = [Path(row["picture"]).name for row in csv.DictReader(file)]
     assert listed == [f"{number}.decompx.skipplus.png" for number in range(3)]
     assert {path.name for path in out.glob("*.png")} == {*listed, "contact-sheet.png"}
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitrail")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitrail-ahead")]
