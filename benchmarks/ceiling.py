@@ -30,11 +30,13 @@ def table(rows: pd.DataFrame, calls: list[str]) -> None:
     for metric, ceiling in CEILINGS.items():
         part = rows[rows["metric"] == metric].pivot_table(index="image", columns="call", values="value").dropna()
         span = (part[ceiling] - part["random"]).mean()
-        print(f"  {metric}, {len(part)} images: random {part['random'].mean():.3f}, {ceiling} {part[ceiling].mean():.3f}")
+        ends = (f"{call} {part[call].mean():.3f}" for call in ("random", ceiling))
+        print(f"  {metric}, {len(part)} images:", ", ".join(ends))
         for call in calls:
             shares = (part[call] - part["random"]) / span
             low, high = interval(shares.to_numpy())
-            print(f"    {call:24} {part[call].mean():+.3f}  share {shares.mean():.2f} [{low:.2f}, {high:.2f}]", flush=True)
+            share = f"share {shares.mean():.2f} [{low:.2f}, {high:.2f}]"
+            print(f"    {call:24} {part[call].mean():+.3f}  {share}", flush=True)
 
 
 def main() -> None:
