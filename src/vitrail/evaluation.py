@@ -129,8 +129,8 @@ class Evaluation:
         )
 
     def attempt(self, examples: Sequence[Example]) -> Iterator[list[Finding | Failure]]:
-        """What ``measure`` finds, as soon as a method has been measured on all images: by the metrics of maps
-        together, then by each metric of methods. What fails is tried image by image and then yielded as a failure.
+        """What ``measure`` finds, as soon as a method has been measured on all images: method by method by the metrics
+        of maps, then by each metric of methods. What fails is tried image by image and then yielded as a failure.
         """
         return self._measure(examples, False, isolated=True)
 
@@ -147,6 +147,7 @@ class Evaluation:
                 tasks = {Job(task.method.explained(batch, target)): task for task in self.tasks}
                 sights: list[Sight] = []
                 explained: list[Job[Attribution]] = []
+                again: list[tuple[Task, Job[Attribution]]] = []  # what metrics of methods measure
                 predicting = Job(_logits(batch))
                 for job in scheduler.finished([*tasks, predicting], isolated):
                     if job is predicting:
@@ -155,7 +156,11 @@ class Evaluation:
                         explained.append(job)
                     while sights and explained:
                         ended = explained.pop(0)
-                        yield from self._measure_maps(scheduler, kind, sights, tasks[ended], ended, check, isolated)
+                        task = tasks[ended]
+                        yield from self._measure_maps(scheduler, kind, sights, task, ended, check, isolated)
+                        if ended.error is None and any(isinstance(metric, MethodMetric) for metric in task.metrics):
+                            again.append((task, ended))
+                yield from self._measure_methods(scheduler, kind, sights, again, isolated)
 
     def _target(self, kind: Explained, labels: list[int | None]) -> Target:
         if kind == "predicted":
@@ -172,6 +177,7 @@ class Evaluation:
         check_finite(view, logits)
         probabilities = view.probabilities(logits).cpu()
         predicted = view.predicted(logits).tolist()
+        answers: dict[Hashable, Any] = {}
         targets = predicted if target.index is None else target.index.tolist()
         return [
             Sight(
@@ -183,6 +189,7 @@ class Evaluation:
                 probability=float(probabilities[i, targets[i]]),
                 predicted_probability=float(probabilities[i, predicted[i]]),
                 known=annotated(view, example, targets[i], labels[i], self.remap),
+                answers=answers,
             )
             for i, example in enumerate(examples)
         ]
@@ -219,15 +226,39 @@ class Evaluation:
             results += [Failure(sights[i].example, method, [metric], kind, error) for metric, error in failed]
             results.append(finding(i, [(metric, job.result) for metric, job in jobs if job.error is None]))
         yield results
-        for metric in metrics:  # one after another: each may hold a copy of the model
+
+    def _measure_methods(
+        self,
+        scheduler: Scheduler,
+        kind: Explained,
+        sights: list[Sight],
+        explained: Sequence[tuple[Task, Job[Attribution]]],
+        isolated: bool,
+    ) -> Iterator[list[Finding | Failure]]:
+        """Measures methods by each metric of methods: side by side, since they ask about the same images and models."""
+        metrics = {metric.call: metric for task, _ in explained for metric in task.metrics}
+        for call, metric in metrics.items():  # one after another: each may hold a copy of the model
             if not isinstance(metric, MethodMetric):
                 continue
-            method_job = Job(metric.ask(method, cases))
-            scheduler.run_jobs([method_job], isolated)
-            if method_job.error is not None:
-                yield self._failed(method, [metric], sights, kind, method_job.error)
-            else:
-                yield [finding(i, [(metric, scored)]) for i, scored in enumerate(method_job.result)]
+            jobs = {
+                Job(metric.ask(task.method, self._cases(sights, explaining.result))): (task.method, explaining)
+                for task, explaining in explained
+                if call in {other.call for other in task.metrics}
+            }
+            for job in scheduler.finished([*jobs], isolated):
+                method, explaining = jobs[job]
+                if job.error is not None:
+                    yield self._failed(method, [metric], sights, kind, job.error)
+                    continue
+                seconds, scores = explaining.seconds / len(sights), zip(explaining.result.map, job.result, strict=True)
+                yield [
+                    Finding(
+                        method=method, explained=kind, sight=sight, map=map_, seconds=seconds, scores=[(metric, scored)]
+                    )
+                    for sight, (map_, scored) in zip(sights, scores, strict=True)
+                ]
+            for sight in sights:  # models and images that only this metric asks about
+                sight.answers.clear()
 
     def _failed(
         self, method: Method, metrics: Sequence[Metric], sights: list[Sight], kind: Explained, error: Exception

@@ -242,8 +242,10 @@ def test_a_method_of_a_plugin_joins_the_leaderboard(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "photo"], "leaderboard determines its models, metrics and images: leave out --model"),
-        (["--images", "3", "--metrics", "saco"], "leave out --metrics, --images"),
+        (["--model", "photo"], "leaderboard determines its models and images: leave out --model"),
+        (["--images", "3", "--metrics", "sparseness"], "leave out --images"),
+        (["--metrics", "saco"], "--metrics saco is not in this plan: expected "),
+        (["--pairs", "scenes,nowhere"], "--pairs nowhere is not in this plan: expected "),
         (["--data", "nowhere"], "'nowhere' is not a folder"),
         (["--shard", "3/2"], "a shard is i/n"),
         (["--methods", "no_such_method"], "no_such_method"),
