@@ -212,7 +212,7 @@ def claims() -> str:
 
 def claim_line(claim: Mapping[str, Any], column: str, target: PaperTarget, stand_in: Mapping[str, Any]) -> str:
     """The numbers of a claim in a column, headed by the column without the model that was replaced."""
-    digits = next((item.digits for item in target.columns if item.label == column), target.columns[0].digits)
+    digits = next((item.digits for item in target.columns if item.label == column), None)
     numbers = [quantity(item, digits) for item in claim["quantities"].get(column, [])]
     numbers = numbers or [claim["undecided"][column]]
     arrow = {1: " ↑", -1: " ↓"}.get(stand_in["directions"].get(column), "")
@@ -221,12 +221,14 @@ def claim_line(claim: Mapping[str, Any], column: str, target: PaperTarget, stand
     return mark + (f"{label.strip()}: " if label else "") + "; ".join(numbers)
 
 
-def quantity(item: Mapping[str, Any], digits: int) -> str:
-    """A − B +0.04 [+0.01, +0.06]"""
-    form = {"value": f".{digits}f", "difference": f"+.{digits}f", "rank": ".0f", "correlation": "+.2f"}[item["kind"]]
+def quantity(item: Mapping[str, Any], digits: int | None) -> str:
+    """A − B +0.04 [+0.01, +0.06]; three significant digits where a claim is about several columns."""
+    places = ".3g" if digits is None else f".{digits}f"
+    form = {"value": places, "difference": f"+{places}", "rank": ".0f", "correlation": "+.2f"}[item["kind"]]
     texts = [format(item[name], form).replace("-", "−") for name in ("value", "low", "high") if item[name] is not None]
     interval = f" [{texts[1]}, {texts[2]}]" if len(texts) > 1 else ""
-    return f"{item['text']} {texts[0]}{interval}"
+    subject, rank, others = item["text"].partition(", rank of ")
+    return f"{subject}{', rank' if rank else ''} {texts[0]}{interval}{f' of {others}' if rank else ''}"
 
 
 def claims_left_out() -> str:
