@@ -14,10 +14,12 @@ from torch import Tensor
 
 from vitrail.engine.maps import enlarged, min_max
 from vitrail.engine.requests import Asking, Batch
+from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_maps, check_seed, metric, shared
 from vitrail.metrics.statistics import rank_correlations
+from vitrail.models.translation import is_packed
 from vitrail.models.view import View
 from vitrail.targets import Target
 
@@ -80,6 +82,10 @@ def randomised(view: View, way: str, seed: int) -> Iterator[View]:
 
     The copies share all weights but those of their layer, so that holding them all costs one model.
     """
+    if any(is_packed(parameter) for parameter in view.module.parameters()):
+        raise VitrailError(
+            f"{view.name} cannot be randomised: its weights are quantised, so that none can be drawn anew."
+        )
     draw = torch.Generator().manual_seed(check_seed(seed))
     for index in reversed(range(len(view.layers()))):
         twin = _with_own(view, index)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.models.labels import is_number, plain_name, plain_names
+from vitrail.models.translation import unpacked
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -370,7 +371,7 @@ class View:
         for module in self.modules:
             for name, tensor in _flat(sorted(module.state_dict().items())):
                 digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-                dense = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
+                dense = tensor.detach().dequantize() if tensor.is_quantized else unpacked(tensor)
                 digest.update(dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
