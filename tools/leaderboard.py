@@ -65,11 +65,11 @@ def comparable(pair: str, rows: pd.DataFrame, least: float) -> Iterator[pd.DataF
     """The rows of each metric on the images that all methods have, but for methods that have few."""
     for metric, of_metric in rows.groupby("metric", sort=False):
         counts = of_metric.groupby(METHOD)["image"].nunique()
-        few = counts[counts < least * counts.max()]
+        few = counts[counts < least * counts.max()].sort_values()
         kept = of_metric[~of_metric.set_index(METHOD).index.isin(few.index)]
         methods = counts.size - few.size
         common = kept.groupby("image")["key"].nunique() == methods
-        left_out = "".join(f", without {method} {params} ({count})" for (method, params), count in few.items())
+        left_out = f"; left out: {few.size} with at most {few.iloc[-1]}" if few.size else ""
         print(f"{pair} {metric}: {methods} methods, {common.sum()} images{left_out}")
         yield kept[kept["image"].isin(common[common].index)]
 

@@ -307,7 +307,7 @@ def measured() -> str:
 def leaderboard() -> str:
     """The first methods of the leaderboard, and the control."""
     numbers = board()
-    complete = numbers.scores.pairs == numbers.scores.pairs.max()
+    complete = (numbers.scores.pairs == numbers.scores.pairs.max()) & numbers.rivals
     order = np.where(complete, -numbers.scores.mean, np.inf).argsort(kind="stable")
     return ranked([*(numbers.methods[m] for m in order[:TOP]), "random"])
 
