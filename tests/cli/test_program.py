@@ -40,19 +40,8 @@ def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
-# Of the extras, and the modules of the server that need pydantic: it comes with fastapi, and newer versions of typer need it, too.
-EXTRAS = [
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "multipart",
-    "cachetools",
-    "ray",
-    "transformers",
-    "h5py",
-    "skimage",
-    "ipywidgets",
-]
+# Packages of the extras, and what imports pydantic, which comes with fastapi, but with newer versions of typer, too.
+EXTRAS = "fastapi starlette uvicorn multipart cachetools ray transformers h5py skimage ipywidgets".split()
 EXTRAS += ["vitrail.app.server.schemas", "vitrail.app.server.routes"]
 MISSING = f"""
 import sys
