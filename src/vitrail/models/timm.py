@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.core import parts
 from vitrail.errors import VitrailError
-from vitrail.models import names
+from vitrail.models import names, plain
 from vitrail.models.clone import evaluation_clone, widened
 from vitrail.models.translation import (
     activation,
@@ -34,6 +34,7 @@ from vitrail.models.translation import (
     summed,
 )
 
+PACKAGES = ("timm.", plain.__name__)
 # Those of language models, with a classifier
 ENCODERS = ("Qwen3VitClassifier", "DeepseekVitClassifier", "Gemma4VitClassifier")
 VIT = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos")
@@ -50,7 +51,7 @@ POOLS: dict[str, parts.PoolKind] = {
 
 
 def is_timm(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("timm.")
+    return type(module).__module__.startswith(PACKAGES)
 
 
 def describe(

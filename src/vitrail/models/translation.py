@@ -35,7 +35,7 @@ ACTIVATIONS: dict[str, parts.Activation] = {
     "ReLU": "relu",
     "Tanh": "tanh",
 }
-LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip")
+LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip", "vitrail")
 
 
 class OpaqueError(VitrailError):

@@ -104,6 +104,14 @@ class View:
         """An upright RGB image → (C, H, W), as the model was trained to see it."""
         return self.preprocessing(image)
 
+    def stacked(self, images: Sequence[Tensor]) -> Tensor:
+        """Preprocessed images (C, H, W) as one batch on the model's device."""
+        kinds = {(image.device.type, image.dtype) for image in images}
+        if self.device.type != "cuda" or len(images) == 1 or len(kinds) > 1 or images[0].is_cuda:
+            return torch.stack([image.to(self.device) for image in images])
+        pinned = torch.empty((len(images), *images[0].shape), dtype=images[0].dtype, pin_memory=True)
+        return torch.stack(list(images), out=pinned).to(self.device, non_blocking=True)  # while other work is queued
+
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, H, W) normalised → the model's own logits."""
         raise NotImplementedError

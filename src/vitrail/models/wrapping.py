@@ -449,8 +449,8 @@ def _is_seen_through(module: nn.Module) -> bool:
 
 def _is_network(kind: type) -> bool:
     return any(
-        kind.__module__.startswith(f"{package}.") and kind.__name__ in (*adapter.NETWORKS, *adapter.HIERARCHICAL)
-        for package, adapter in (("timm", timm), ("torchvision", torchvision), ("transformers", huggingface))
+        kind.__module__.startswith(package) and kind.__name__ in (*adapter.NETWORKS, *adapter.HIERARCHICAL)
+        for package, adapter in ((timm.PACKAGES, timm), ("torchvision.", torchvision), ("transformers.", huggingface))
     )
 
 
