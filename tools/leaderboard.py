@@ -9,6 +9,7 @@ measured, without the methods that have fewer than `--least` of the images of th
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ import pandas as pd
 from vitrail.bench.plan import Plan
 from vitrail.bench.store import Store, schema
 from vitrail.bench.suite import open_suite
+from vitrail.calls import join_call
 from vitrail.report.leaderboard import KEY, merge_tables, shipped_table, summarise_pair, write_table
 
 TABLE = Path(__file__).parents[1] / "src" / "vitrail" / "report" / "leaderboard.csv.gz"
@@ -55,7 +57,7 @@ def summarised(pair: str, stores: Sequence[Store], least: float) -> pd.DataFrame
         whole = Store(Path(folder) / pair)
         rows = pd.concat([store.rows() for store in stores]).drop_duplicates("key", keep="last")
         parts = list(comparable(pair, rows, least))
-        whole.begin(united([store.plan() for store in stores]), {})
+        whole.begin(covering(stores[0].plan(), rows), {})
         known = pd.concat(parts)[schema().names].astype(object)
         whole.add_rows(known.where(known.notna(), None).to_dict("records"))
         return summarise_pair(whole, pair)
@@ -74,11 +76,13 @@ def comparable(pair: str, rows: pd.DataFrame, least: float) -> Iterator[pd.DataF
         yield kept[kept["image"].isin(common[common].index)]
 
 
-def united(plans: Sequence[Plan]) -> Plan:
-    """One plan with the methods and metrics of all."""
-    methods = dict.fromkeys(call for plan in plans for call in plan.methods)
-    metrics = dict.fromkeys(call for plan in plans for call in plan.metrics)
-    return replace(plans[0], methods=[*methods], metrics=[*metrics])
+def covering(plan: Plan, rows: pd.DataFrame) -> Plan:
+    """The plan with the methods and metrics of the rows: a folder keeps only the plan of its last run."""
+    calls = {
+        join_call(method, json.loads(params)): None
+        for method, params in rows[METHOD].drop_duplicates().itertuples(index=False)
+    }
+    return replace(plan, methods=[*calls], metrics=[*dict.fromkeys(rows["metric"])])
 
 
 if __name__ == "__main__":
