@@ -73,7 +73,7 @@ class Cam(Layerwise):
         if not self.published:
             return super().needs()
         layers = check_layers(self.layers(), self.model.num_layers)
-        return [TraceSpec.of({"u", "gu", "gx"}, layers, self.rule, self.output, self.cancelling)]
+        return [TraceSpec.of({"u", "gu", "gx"}, layers, self.rule, self.output, self.cancelling, self.reduced)]
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         context = slice(None) if self.protocol == "skipplus" else slice(trace.num_prefix, None)
@@ -122,6 +122,7 @@ class GradCam(Cam):
 class XGradCam(Cam):
     """Activations weighted by the gradients in proportion to the activations, whose sum may all but cancel."""
 
+    bears_half: ClassVar[bool] = False
     cancelling: ClassVar[bool] = True
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
@@ -146,6 +147,7 @@ class XGradCamPlus(Cam):
 class GradCamPlusPlus(Cam):
     """Activations weighted by positive gradients with second-order coefficients, whose divisor may all but cancel."""
 
+    bears_half: ClassVar[bool] = False
     cancelling: ClassVar[bool] = True
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:

@@ -172,6 +172,7 @@ class PixelGradient(Method):
     rule: Rule = "plain"
     output: Output = "logit"
 
+    bears_half: ClassVar[bool] = True
     no_aggregation: ClassVar[str] = "it explains pixels, not layers"
 
     def __post_init__(self) -> None:
@@ -209,6 +210,7 @@ class PixelGradient(Method):
             target=target,
             rule=self.rule,
             output=self.output,
+            reduced=self.reduced,
             name=self.info.name,
         )
 
@@ -247,6 +249,7 @@ class IntegratedGradients(PixelGradient):
             reading=target.reading(self.output),
             about=target.about,
             name=self.info.name,
+            reduced=self.reduced,
             make=lambda _: torch.zeros_like(image),
         )
         total, start = yield [gradients, baseline]
@@ -335,6 +338,7 @@ class ExpectedGradients(PixelGradient):
             length=self.model.num_tokens,
             reading=target.reading(self.output),
             about=target.about,
+            reduced=self.reduced,
             name="",  # the bar is that of the gradients
             make=lambda part: references[part],
         )

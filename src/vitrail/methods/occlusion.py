@@ -24,7 +24,6 @@ from vitrail.methods.masking import (
     Explained,
     MaskMethod,
     Space,
-    SturdyMaskMethod,
     Subject,
     features_of,
     features_spec,
@@ -40,7 +39,7 @@ from vitrail.targets import Reading
 
 @method("rise", family="mask", signed=False, level="pixel", needs="logits", cost=(4000, 0), paper="Petsiuk et al. 2018")
 @dataclass(kw_only=True)
-class Rise(SturdyMaskMethod):
+class Rise(MaskMethod):
     """Mean of random smooth masks, weighted by the score of the image seen through them.
 
     ``ratio``: the share of cells kept. ``space="tokens"`` removes random patches instead of darkening pixels. None
@@ -150,7 +149,9 @@ class Occlusion(MaskMethod):
             scores = yield scorer.pictures(
                 count, lambda part: torch.where(hidden(part)[:, None], self.baseline, image).to(image.dtype)
             )
-        drops = (subject.score(self.model, self.output) - scores).unflatten(0, (len(rows), len(columns)))
+        # in the precision of the others: a difference of two precisions would shift the whole map
+        whole = (yield scorer.pictures(1, lambda _: image)) if self.reduced else subject.score(self.model, self.output)
+        drops = (whole - scores).unflatten(0, (len(rows), len(columns)))
         rows, columns = rows.to(drops.dtype), columns.to(drops.dtype)
         return (rows.T @ drops @ columns) / torch.outer(rows.sum(0), columns.sum(0)), {}
 
@@ -166,7 +167,7 @@ def windows(side: int, window: int, stride: int) -> Tensor:
     "score_cam", family="mask", signed=False, level="pixel", needs="features", cost=(768, 0), paper="Wang et al. 2020"
 )
 @dataclass(kw_only=True)
-class ScoreCam(SturdyMaskMethod):
+class ScoreCam(MaskMethod):
     """Feature maps weighted by the score of the image seen through them.
 
     ``variant="eq1"``: scores times masks (ViT-CX, equation 1, which has ``output="probability"``). ``"library"``:

@@ -142,6 +142,7 @@ class TransAtt(Relevance, OwnRollout):
     start_layer: int | None = None  # type: ignore[assignment]
     protocol: Literal["default", "authors"] = "default"
 
+    bears_half: ClassVar[bool] = False  # shares of sums that all but cancel
     keep: ClassVar[frozenset[str]] = frozenset({"G"})
     mixing: ClassVar[Mixing] = "add"
 
@@ -216,6 +217,7 @@ class PixelRelevance(TokenMethod):
                 rule=rule,
                 output=output,
                 precise=self.precise,
+                reduced=self.reduced,
                 name=self.info.name,
             )
             for i in range(len(batch))
@@ -240,6 +242,8 @@ class Lrp(Relevance, PixelRelevance):
 @dataclass(kw_only=True)
 class EpsilonLrp(PixelRelevance):
     """ε-LRP to the pixels on the frozen network: conserving but for the biases and ε."""
+
+    bears_half: ClassVar[bool] = True
 
     epsilon: float = 1e-6
     output: Output = "logit"
