@@ -9,11 +9,13 @@ from pathlib import Path
 from threading import Thread
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
 import vitrail
 from vitrail import VitrailError
+from vitrail.audit import audit_images
 from vitrail.bench import cluster
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import Outcome, Step, load_model, run
@@ -76,6 +78,32 @@ def test_a_cluster_gives_the_same_rows_though_workers_are_killed(
     assert len(Store(tmp_path / "cluster").maps()) == len(Store(tmp_path / "alone").maps())
     again = cluster.run_on_cluster(PLAN, tmp_path / "cluster", workers=1)
     assert (again.rows, again.known) == (0, outcome.known + outcome.images)
+
+
+def test_an_audit_on_a_cluster_is_that_of_one_machine(
+    nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects come from a table, and one image cannot be read."""
+    monkeypatch.setattr(cluster, "SHARD", 2)
+    images = tmp_path / "images"
+    images.mkdir()
+    lines = ["file,boxes"]
+    for number in range(8):
+        Image.fromarray(Scenes(8)[number].image).save(images / f"{number}.png")
+        lines.append(f"{number}.png,8,8,40,40")
+    (images / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "boxes.csv").write_text("\n".join(lines).replace(",8,8,40,40", ',"8,8,40,40"'), encoding="utf-8")
+    for name, address in (("cluster", "auto"), ("alone", None)):
+        audit_images(
+            "scenes", str(images), tmp_path / name, boxes=tmp_path / "boxes.csv", regions=[(0.0, 0.0, 0.5, 0.5)],
+            trust=False, batch_size=1, options={"device": "cpu"}, cluster=address,
+        )  # fmt: skip
+    for table in ("images.csv", "classes.csv", "clusters.csv"):
+        measured, expected = (pd.read_csv(tmp_path / name / table) for name in ("cluster", "alone"))
+        pd.testing.assert_frame_equal(measured, expected, rtol=1e-5)
+    assert len(pd.read_csv(tmp_path / "cluster" / "images.csv")) == 8
+    with pytest.raises(VitrailError, match="give both by name, or leave out cluster"):
+        audit_images(vitrail.load("scenes"), str(images), tmp_path / "view", cluster="auto")
 
 
 @pytest.mark.full

@@ -36,6 +36,7 @@ from vitrail.bench import run as running
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.store import Store
 
+SHARE = 1.2
 KILLS = 50  # of the benchmark, and as many of the audit
 COMMANDS = 6  # of the benchmark, and as many of the audit, as commands
 PLAN = Plan(

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from tests.properties import Case, cases, check
 from tests.soak.outcome import Outcome
 
-SHARE = 2.0
+SHARE = 0.5
 ROUND = 50
 
 

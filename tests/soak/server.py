@@ -14,7 +14,7 @@ from tests.app.server.hostile import all_uploads
 from tests.app.serving import Served, form, subprocess_server, upload
 from tests.soak.outcome import Outcome
 
-SHARE = 3.0
+SHARE = 4.0
 CLIENTS = 64
 MIB = 2**20
 BOUND = 1536 * MIB  # beyond what it holds when idle: uploads in transit, caches, one picture being decoded, one job

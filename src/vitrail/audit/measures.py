@@ -34,9 +34,14 @@ PREDICTION, REMOVAL = "audit_prediction", "audit_removal"  # names of the metric
 def audit_metrics() -> Iterator[None]:
     """Inside, the metrics of an audit are registered; they do not judge maps, so no listing of metrics has them."""
     with METRICS.scope():
-        metric(PREDICTION, family="audit", higher_is_better=True, needs="method")(AuditPrediction)
-        metric(REMOVAL, family="audit", higher_is_better=True)(AuditRemoval)
+        register_metrics()
         yield
+
+
+def register_metrics() -> None:
+    """Registers the metrics of an audit."""
+    metric(PREDICTION, family="audit", higher_is_better=True, needs="method")(AuditPrediction)
+    metric(REMOVAL, family="audit", higher_is_better=True)(AuditRemoval)
 
 
 @dataclass(frozen=True)

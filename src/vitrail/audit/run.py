@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ import numpy as np
 
 from vitrail.audit.annotations import WithObjects
 from vitrail.audit.html import page
-from vitrail.audit.measures import PREDICTION, REMOVAL, audit_metrics
+from vitrail.audit.measures import PREDICTION, REMOVAL, audit_metrics, register_metrics
 from vitrail.audit.pairs import compare_pairs
 from vitrail.audit.records import Records, read_records, region_name, share_in_box
 from vitrail.audit.removal import measure_effect
 from vitrail.audit.summary import Summary, Suspicion, find_patterns, summarise
+from vitrail.bench.cluster import run_on_cluster
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.run import Loader, Outcome, Step, load_model, model_hash, run
+from vitrail.bench.run import Loader, Outcome, Step, load_model, model_hash, open_plan_data, run
 from vitrail.bench.store import Store
 from vitrail.calls import join_call
 from vitrail.data.base import DataSet
@@ -70,6 +72,8 @@ def audit_images(
     options: Mapping[str, Any] | None = None,
     load: Loader = load_model,
     watch: Callable[[Step], None] | None = None,
+    cluster: str | None = None,
+    workers: int | None = None,
 ) -> Audit:
     """Audits a model on a data set; what the folder already holds is not computed again.
 
@@ -89,14 +93,23 @@ def audit_images(
         batch_size: images per batch; None = by device.
         retry: retry images that failed before.
         options: of ``load``.
-        load: builds the view of a model.
+        load: builds the view of a model, here and in every worker of a cluster.
         watch: called after every step.
+        cluster: explain the images on a Ray cluster: "auto", "local", "HOST:PORT" or "ray://HOST:PORT"; the search for
+            what recurs, and the report, are made here.
+        workers: number of workers on the cluster; None = one per GPU, or per CPU where there are none.
     """
+    if cluster is not None and not (isinstance(model, str) and isinstance(data, str)):
+        raise VitrailError(
+            f"the workers of the cluster at {cluster!r} load the model and open the images themselves: give both by "
+            "name, or leave out cluster."
+        )
     folder = Path(out)
     view = model if isinstance(model, View) else load(ModelSpec(model, dict(options or {})))
     spec = ModelSpec(view.name if isinstance(model, View) else model, dict(options or {}))
     opened = open_examples(data, images, seed)
-    annotated = _with_objects(opened, masks, boxes)
+    annotate = partial(_with_objects, masks=masks, boxes=boxes)
+    annotated = annotate(opened)
     removals = [join_call(REMOVAL, dict(zip(("x0", "y0", "x1", "y1"), box, strict=True))) for box in regions]
     plan = Plan(
         models=[spec],
@@ -110,20 +123,36 @@ def audit_images(
     )
     copies = None if paired is None else open_examples(paired, None, 0)
 
-    def measure(place: str, plan: Plan, data: DataSet) -> tuple[Outcome, Records]:
+    def measure(
+        place: str, plan: Plan, data: DataSet, annotate: Callable[[DataSet], DataSet]
+    ) -> tuple[Outcome, Records]:
         # a folder of its own for each model and method: maps are stored by the name of the model alone
         chosen = build_methods(view, plan.methods)[0].call
         digest = hashlib.blake2b(f"{model_hash(view)} {chosen}".encode(), digest_size=4).hexdigest()
         store = Store(folder / f"{place}-{digest}")
         with audit_metrics():
-            outcome = run(plan, store.folder, load=lambda _: view, watch=watch, retry=retry, data=data)
+            if cluster is None:
+                outcome = run(plan, store.folder, load=lambda _: view, watch=watch, retry=retry, data=data)
+            else:
+                outcome = run_on_cluster(
+                    plan,
+                    store.folder,
+                    cluster,
+                    load=partial(_load_in_worker, load),
+                    watch=watch,
+                    retry=retry,
+                    workers=workers,
+                    data=data,
+                    open_data=partial(_open_in_worker, annotate),
+                )
             calls = [metric.call for metric in build_metrics(plan.metrics)]
         return outcome, read_records(store, view, data.ids, calls)
 
-    outcome, records = measure(RUN, plan, annotated)
+    outcome, records = measure(RUN, plan, annotated, annotate)
     pairs = None
     if copies is not None and paired is not None:
-        more, altered = measure(PAIRED, replace(plan, data=paired, metrics=plan.metrics[:1], images=None), copies)
+        copied = replace(plan, data=paired, metrics=plan.metrics[:1], images=None)
+        more, altered = measure(PAIRED, copied, copies, partial(_with_objects, masks=None, boxes=None))
         outcome.add(more)
         pairs = compare_pairs(records, altered)
     _add_regions(records, regions)
@@ -134,6 +163,16 @@ def audit_images(
     contents = _contents(summary, pairs, regions, about)
     write_together({folder / name: content for name, content in contents.items()})
     return Audit(summary, pairs, outcome, [folder / name for name in contents])
+
+
+def _load_in_worker(load: Loader, spec: ModelSpec) -> View:
+    """The model of a worker, whose process then knows the metrics of an audit."""
+    register_metrics()
+    return load(spec)
+
+
+def _open_in_worker(annotate: Callable[[DataSet], DataSet], plan: Plan) -> DataSet:
+    return annotate(open_plan_data(plan))
 
 
 def _with_objects(data: DataSet, masks: str | Path | None, boxes: str | Path | None) -> DataSet:

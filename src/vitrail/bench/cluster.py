@@ -39,8 +39,17 @@ T = TypeVar("T")
 class Worker:
     """One model on one device; a Ray actor, which the dashboard and logs call as ``repr`` does."""
 
-    def __init__(self, plan: Plan, spec: ModelSpec, done: dict[str, str | None], load: Loader, retry: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        spec: ModelSpec,
+        done: dict[str, str | None],
+        load: Loader,
+        retry: bool,
+        open_data: Callable[[Plan], DataSet],
+    ) -> None:
         self.plan, self.spec, self.done, self.load, self.retry = plan, spec, done, load, retry
+        self.open_data = open_data
 
     def __repr__(self) -> str:
         return f"vitrail: {self.spec.name}"
@@ -49,7 +58,7 @@ class Worker:
         """Loads the model and opens the data; returns the environment."""
         if torch.cuda.is_available():
             torch.cuda.set_device(0)  # Ray shows each worker its own
-        view, data = self.load(self.spec), open_plan_data(self.plan)
+        view, data = self.load(self.spec), self.open_data(self.plan)
         self.run = ModelRun(self.plan, self.spec.name, view, data, retry=self.retry)
         self.run.check_metrics()
         return environment(view)
@@ -71,6 +80,7 @@ def run_on_cluster(
     retry: bool = False,
     workers: int | None = None,
     data: DataSet | None = None,
+    open_data: Callable[[Plan], DataSet] = open_plan_data,
 ) -> Outcome:
     """As ``vitrail.bench.run.run``, on a Ray cluster.
 
@@ -85,14 +95,15 @@ def run_on_cluster(
         workers: number of workers; None = one per GPU, or per CPU where there are none, those of machines that join
             later included. More workers than GPUs (or CPUs) share them.
         data: the images of the plan, if they are open already.
+        open_data: opens the images of the plan, in the worker.
     """
     ray = _connect(address)
     store, outcome, start = Store(out), Outcome(), time.perf_counter()
     with store.locked():
-        total = len(open_plan_data(plan) if data is None else data)
+        total = len(open_data(plan) if data is None else data)
         shards = [range(first, min(first + SHARD, total)) for first in range(0, total, SHARD)]
         for spec in plan.models:
-            arguments = (plan, spec, ray.put(store.done(plan.maps)), load, retry)
+            arguments = (plan, spec, ray.put(store.done(plan.maps)), load, retry, open_data)
             pool = WorkerPool(ray, workers, spec.name, arguments, on_ready=lambda about: store.begin(plan, about))
             try:
                 for count, results, shard_outcome in pool.measure(shards):

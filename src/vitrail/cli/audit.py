@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitrail.bench.plan import ModelSpec
 from vitrail.cli import options
+from vitrail.cli.bench import ModelLoader, default_model
 from vitrail.cli.codes import FAILED
 from vitrail.cli.outputs import plural, print_json
 from vitrail.cli.sources import print_skipped
@@ -68,6 +69,8 @@ def audit(
     trust: options.Trusting = True,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch; default: by device.")] = None,
     retry: options.Retry = False,
+    cluster: options.Cluster = None,
+    workers: options.Workers = None,
     load_options: dict[str, Any],
     plugin: options.Plugins = None,
     device: options.Device = "auto",
@@ -76,21 +79,19 @@ def audit(
     """Audit a model on many images: errors, calibration, and predictions that rest on the wrong evidence."""
     from vitrail.audit.removal import parse_region
     from vitrail.audit.run import audit_images, check_output
-    from vitrail.bench.run import load_model
     from vitrail.evaluation import open_examples
 
+    options.check_workers(workers, cluster)
     check_output(out, [data, *([] if paired is None else [paired])])
     single = [text for text in region or [] if "=" in text]
     everywhere = [parse_region(text) for text in region or [] if "=" not in text]
     named = [(text.rpartition("=")[0], parse_region(text.rpartition("=")[2])) for text in single]
-    load_plugins(plugin or [])
+    plugins = [path.expanduser().resolve() for path in plugin or []]
+    load_plugins(plugins)
     console = Console(stderr=as_json, highlight=False)
     spec = f"folder:{data}?table={table}" if table is not None else data
-    chosen = model or _default_model(data)
-
-    def load(spec: ModelSpec) -> View:
-        return load_model(replace(spec, options={"device": device, **spec.options}))
-
+    chosen = model or default_model(data)
+    load = ModelLoader(device, plugins)
     set_of_images = open_examples(spec, images, seed)
     print_skipped(console, set_of_images.name, set_of_images.skipped)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in load_options.items()}
@@ -106,19 +107,13 @@ def audit(
         result = audit_images(
             chosen, spec, out, method=method, masks=masks, boxes=boxes, regions=everywhere, paired=paired,
             images=images, seed=seed, trust=trust, batch_size=batch_size, retry=retry, options=settings,
-            load=lambda _: view, watch=watch,
+            load=(lambda _: view) if cluster is None else load, watch=watch, cluster=cluster, workers=workers,
         )  # fmt: skip
     _print_result(console, result)
     if as_json:
         print_json(_as_dict(result))
     if result.outcome.failed:
         raise typer.Exit(FAILED)
-
-
-def _default_model(data: str) -> str:
-    from vitrail.cli.bench import default_model
-
-    return default_model(data)
 
 
 def _test_single(console: Console, view: View, regions: Sequence[tuple[str, Box]]) -> None:
@@ -142,12 +137,13 @@ def _progress(console: Console) -> Iterator[Any]:
             yield lambda step: progress.update(task, completed=step.done, total=step.total)
         return
     began = last = time.monotonic()
-    before: int | None = None
+    before = 0
 
     def line(step: Step) -> None:
-        nonlocal last, before
-        before = step.done if before is None else before
+        nonlocal began, last, before
         now = time.monotonic()
+        if step.done == before + 1 and not step.rows:  # known from an earlier call: it says nothing of the time left
+            began, before = now, step.done
         if now - last > LINE_EVERY and step.done > before:
             left = (now - began) / (step.done - before) * (step.total - step.done)
             console.print(f"{step.done} of {step.total} images, about {left / 60:.0f} min left", markup=False)

@@ -87,12 +87,8 @@ def bench(
     ] = False,
     maps: Annotated[bool, typer.Option(help="Store maps and thumbnails for the report.")] = True,
     retry: options.Retry = False,
-    cluster: Annotated[
-        str | None, typer.Option(help="Run on a Ray cluster: auto, local, HOST:PORT or ray://HOST:PORT.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of workers on the cluster; default: one per GPU, or CPU.")
-    ] = None,
+    cluster: options.Cluster = None,
+    workers: options.Workers = None,
     watch: Annotated[
         str | None,
         typer.Option(
@@ -255,8 +251,7 @@ def run(
     workers: int | None = None,
 ) -> Outcome:
     """Runs the plan and prints a summary."""
-    if workers is not None and cluster is None:
-        raise VitrailError(f"--workers {workers} is for a cluster: give --cluster too.")
+    options.check_workers(workers, cluster)
     if shard is not None and cluster is not None:
         raise VitrailError("--shard is for processes without a cluster: leave it out with --cluster.")
 

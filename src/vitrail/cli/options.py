@@ -16,6 +16,7 @@ from vitrail.show.look import DEFAULT_LOOK, Look
 Command: TypeAlias = Callable[..., None]
 
 Against = Annotated[str | None, typer.Option(help="Explain the target as opposed to this class, e.g. @predicted.")]
+Cluster = Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, local, HOST:PORT or ray://HOST:PORT.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, …")]
 Dtype = Annotated[str, typer.Option(help="Precision: auto, float32, bfloat16, float16, float64.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
@@ -48,6 +49,9 @@ Retry = Annotated[bool, typer.Option("--retry", help="Retry what failed in earli
 Trusting = Annotated[
     bool,
     typer.Option("--trust/--no-trust", help="Ask the model, with about 80 forward passes, how far to trust each map."),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Number of workers on the cluster; default: one per GPU, or CPU.")
 ]
 
 
@@ -91,6 +95,12 @@ def load_options(
     """The options of ``vitrail.load`` that are set."""
     values = {**locals(), "mean": _numbers("mean", mean), "std": _numbers("std", std)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def check_workers(workers: int | None, cluster: str | None) -> None:
+    """Refuses a number of workers without a cluster."""
+    if workers is not None and cluster is None:
+        raise VitrailError(f"--workers {workers} is for a cluster: give --cluster too.")
 
 
 def flag(name: str) -> str:
