@@ -7,8 +7,9 @@ trace gives, bit by bit; where a trace cannot be captured, it stays eager.
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -51,12 +52,52 @@ class Capture:
             return [_copied(trace) for trace in self.traces]
 
 
+class State:
+    """What graphs take for granted of a network: how it is made, and where its weights are."""
+
+    def __init__(self, things: list[Any], places: list[int]) -> None:
+        self.things, self.places = things, places  # things are compared by identity
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, State)
+            and self.places == other.places
+            and len(self.things) == len(other.things)
+            and all(map(operator.is_, self.things, other.things))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> State:
+        """That of a network now; in few steps, since every trace asks."""
+        things: list[Any] = []
+        places: list[int] = []
+        waiting = [module]
+        while waiting:
+            part = waiting.pop()
+            tensors = [*part._parameters.values(), *part._buffers.values()]
+            things += (*part.__dict__.values(), *tensors, *part._modules.values())
+            places += (tensor.data_ptr() for tensor in tensors if tensor is not None)
+            places += (len(part._forward_hooks), len(part._forward_pre_hooks))
+            waiting += (child for child in part._modules.values() if child is not None)
+        return cls(things, places)
+
+
 class Uses:
     """How often the traces of a view were made in each way, and those that were captured."""
 
     def __init__(self) -> None:
         self.counts: dict[Hashable, int] = {}
         self.captures: OrderedDict[Hashable, Capture | Exception] = OrderedDict()  # or why it cannot be captured
+        self.state = State([], [])
+
+    def check(self, state: State) -> None:
+        """Forgets all captures where the network is no longer made as it was, or its weights are elsewhere."""
+        if state != self.state:
+            self.counts.clear()
+            self.captures.clear()
+        self.state = state  # holds what was compared, so that nothing else can have its address
 
     def get(self, key: Hashable, make: Make, images: Tensor, targets: Sequence[Target]) -> Capture | None:
         """The capture, made at the third use."""
@@ -83,8 +124,10 @@ def captured(view: View, images: Tensor, targets: Sequence[Target], spec: TraceS
         return None
     targets = [on_device(target, images.device) for target in targets]
     given = tuple(tuple(name for name, _ in _classes(target)) for target in targets)
-    key = (images.shape, images.dtype, images.device, spec, given, view.output, view.groups, *_state(view.module))
-    capture = _uses.setdefault(view, Uses()).get(key, make, images, targets)
+    key = (images.shape, images.dtype, images.device, spec, given, view.output, view.groups)
+    uses = _uses.setdefault(view, Uses())
+    uses.check(State.of(view.module))
+    capture = uses.get(key, make, images, targets)
     if capture is None:
         return None
     traces = capture.run(images, targets)
@@ -100,25 +143,6 @@ def forget() -> None:
 def _classes(target: Target) -> list[tuple[str, Tensor]]:
     named = [("index", target.index), ("against", target.against)]
     return [(name, classes) for name, classes in named if classes is not None]
-
-
-def _state(module: nn.Module) -> Iterator[Hashable]:
-    """What a graph takes for granted: where the weights are, and how the network is made."""
-    waiting = [module]
-    while waiting:
-        part = waiting.pop()
-        yield id(part)
-        for name, value in part.__dict__.items():
-            if name == "_modules":
-                waiting += [child for child in value.values() if child is not None]
-            elif name in ("_parameters", "_buffers"):
-                yield from (tensor.data_ptr() for tensor in value.values() if tensor is not None)
-            elif isinstance(value, Tensor):
-                yield value.data_ptr()
-            elif isinstance(value, int | float | str):
-                yield value
-            else:
-                yield len(value) if isinstance(value, dict) else id(value)
 
 
 def _copied(trace: Trace) -> Trace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -106,7 +107,18 @@ class Trace:
         """b_{≥l} (B,): all biases from block ``layer`` on, the end layers and the head included."""
         if self.pooled_bias is None:
             raise KeyError("'bias' was not kept in this trace")
-        return self.pooled_bias + sum(b.sum(1) for l, b in self.bias.items() if l >= layer)
+        first = min((l for l in self.bias if l >= layer), default=None)
+        return self.pooled_bias if first is None else self._biases_from[first]
+
+    @cached_property
+    def _biases_from(self) -> dict[int, Tensor]:
+        """b_{≥l} (B,) of every layer."""
+        total, totals = self.pooled_bias, {}
+        layers = sorted(self.bias, reverse=True)
+        for layer, share in zip(layers, torch.stack([self.bias[layer] for layer in layers]).sum(2), strict=True):
+            assert total is not None
+            totals[layer] = total = total + share
+        return totals
 
     @property
     def network(self) -> Architecture:

@@ -125,8 +125,8 @@ class Method(Named):
     @classmethod
     def parameters(cls) -> dict[str, Any]:
         """The parameters and their defaults."""
-        hidden = {"model", "shape"} if cls.bears_half else {"model", "shape", "precision"}
-        return {f.name: f.default for f in fields(cls) if f.name not in hidden}
+        own = {f.name: f.default for f in fields(cls) if f.name not in ("model", "shape", "precision")}
+        return own | {"precision": cls.precision} if cls.bears_half else own
 
     @classmethod
     def parameter_types(cls) -> dict[str, Any]:

@@ -287,6 +287,7 @@ class AtMan(TokenMethod, MaskMethod):
             reading=Surprise(target.against is not None),
             about=target.about,
             name=self.info.name,
+            reduced=self.reduced,
             tokens=tokens,
             factors=factors,
         )
