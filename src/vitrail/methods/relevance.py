@@ -75,7 +75,7 @@ class GenAtt(OwnRollout):
     mixing: ClassVar[Mixing] = "add"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
-        return (trace["A"][layer] * trace["G"][layer]).clamp(min=0).mean(1)
+        return (trace["A"][layer] * trace["G"][layer]).clamp_(min=0).mean(1)
 
 
 @method("legrad", family="relevance", signed=False, cost=(1, 1), paper="Bousselham et al. 2025 (LeGrad)")
