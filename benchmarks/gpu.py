@@ -1,11 +1,11 @@
-"""Speed and memory of explanations on a GPU beside the limit of the same process, and what lower precision costs.
+"""Speed and memory of explanations on a GPU beside the limit of the same process.
 
-Run: python benchmarks/gpu.py [--only limits,graphs,batches,single,masks,pixels,curves,memory,agreement] [--out DIR]
+Run: python benchmarks/gpu.py [--only limits,graphs,batches,single,masks,pixels,curves,memory] [--out DIR]
 The limit of a line is what a bare network of the same weights takes for the passes that the method needs, in bf16 and
 with nothing recorded. ``--small`` runs every part with a tiny network and few masks, on any device, to see that it
-runs. ``agreement`` compares ``precision="auto"`` with ``"full"`` by rank correlation, ``graphs`` captured traces with
-eager ones bit by bit. Goals that are missed are followed by a profile: the kernels that took longest, and how long the
-device waited. With ``--out``, all is written to DIR/gpu.json too.
+runs. ``graphs`` compares captured traces with eager ones bit by bit. Goals that are missed are followed by a profile:
+the kernels that took longest, and how long the device waited. With ``--out``, all is written to DIR/gpu.json too. What
+lower precision costs is measured by benchmarks/agreement.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.data import Scenes
 from vitrail.engine import captured
-from vitrail.methods.registry import build_method, list_methods, supported_methods
-from vitrail.metrics.statistics import rank_correlation
+from vitrail.methods.registry import build_method
 from vitrail.models.vit import ViT
 
 WARM = 4  # calls before the first that counts: graphs are captured at the third
@@ -72,7 +71,6 @@ class Bench:
     small: bool
     lines: list[Line] = field(default_factory=list)
     profiles: dict[str, Any] = field(default_factory=dict)
-    agreement: list[dict[str, Any]] = field(default_factory=list)
     graphs: list[dict[str, Any]] = field(default_factory=list)
     colds: dict[str, list[float]] = field(default_factory=dict)
 
@@ -323,38 +321,8 @@ def memory(bench: Bench) -> None:
     bench.add(Line("alti, ViT-S/16, 3136 tokens", "ms", 1000 * timed(call, bench.size(3, 1), 1), goal=300), call)
 
 
-def agreement(bench: Bench) -> None:
-    """Rank correlation of ``precision="auto"`` with ``"full"`` for all methods, and of captured graphs with eager."""
-    count = bench.size(4, 1)
-    scenes = [scene.image for scene in Scenes(count, seed=3)]
-    views = [vitrail.load("scenes", device=bench.device)]
-    if not bench.small:
-        views += [vitrail.load("photo", device=bench.device), bench.view]
-    known = list_methods()
-    for view in views:
-        images = torch.stack([view.preprocess(Image.fromarray(scene)) for scene in scenes]).to(bench.device)
-        target = view.logits(images).argmax(1)
-        for name in supported_methods(view):
-            if "precision" not in known[name].params or sum(known[name].cost) > bench.size(600, 3):
-                continue
-            methods = (build_method(name, view, precision=precision) for precision in ("full", "auto"))
-            full, auto = (method.attribute(images, target) for method in methods)
-            pairs = [(a, b) for a, b in zip(auto.cpu(), full.cpu(), strict=True) if b.max() > b.min()]
-            if not pairs:  # maps of zeros: nothing is positive anywhere
-                continue
-            values = [rank_correlation(*pair) for pair in pairs]
-            entry = {"model": view.name, "method": name, "mean": statistics.mean(values), "least": min(values)}
-            bench.agreement.append({**entry, "equal": torch.equal(auto, full)})
-    for model in dict.fromkeys(entry["model"] for entry in bench.agreement):
-        entries = [entry for entry in bench.agreement if entry["model"] == model]
-        below = [entry for entry in entries if entry["mean"] < 0.999]
-        print(f"auto against full, {model}, {count} scenes: {len(entries)} methods, {len(below)} below 0.999")
-        for entry in below:
-            print(f"  {entry['method']:32} {entry['mean']:.5f} (least {entry['least']:.5f})")
-
-
 PARTS: dict[str, Callable[[Bench], None]] = {
-    part.__name__: part for part in (limits, graphs, batches, single, masks, pixels, curves, memory, agreement)
+    part.__name__: part for part in (limits, graphs, batches, single, masks, pixels, curves, memory)
 }
 
 
@@ -442,7 +410,6 @@ def main() -> None:
         lines = [{**asdict(line), "met": line.met} for line in bench.lines]
         report = {"device": name, "torch": torch.__version__, "lines": lines, "profiles": bench.profiles}
         report |= {
-            "agreement": bench.agreement,
             "graphs": bench.graphs,
             "first_calls_ms": bench.colds,
             "failed": failed,
