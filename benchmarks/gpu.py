@@ -195,7 +195,7 @@ def batches(bench: Bench) -> None:
 def graphs(bench: Bench) -> None:
     """Whether captured traces are the eager ones bit by bit: on the same images, on others, with other weights."""
     images, others = bench.images[:2], bench.images[2:4]
-    for name in ("decompx.skipplus", "gen_att", "full_grad_plus", "attn_lrp", "vtranm", "grad_cam", "legrad"):
+    for name in ("decompx.skipplus", "gen_att", "full_grad_plus", "attn_lrp", "vtranm", "layer_cam", "legrad"):
         for precision in ("auto", "full"):
             view = vitrail.wrap(copy.deepcopy(bench.module))
             method = build_method(name, view, precision=precision)

@@ -114,7 +114,7 @@ class Walk:
         for layer, block in enumerate(self.parts.blocks):
             only = self.parts.head.reads if self.bare and layer == depth - 1 else None
             x = self.block(self.recorder.see("x", layer, x), block, layer, only)
-        with torch.autocast(x.device.type, enabled=False):  # bf16 logits are too coarse for differences of scores
+        with torch.autocast(x.device.type, enabled=False):  # fp16 is too coarse for differences of scores
             x = self.recorder.see("x", depth, x)
             return self.head(x if self.scaling is None else self.scaling.enter(x), self.parts.head, depth)
 

@@ -113,6 +113,8 @@ def _register(name: str, paper: str, signed: bool | None = None):  # type: ignor
 class GradCam(Cam):
     """Activations weighted by the mean gradient of each channel."""
 
+    bears_half: ClassVar[bool] = False  # means of gradients that all but cancel
+
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
         return (h * g[:, context].mean(1, keepdim=True)).sum(-1)
 

@@ -25,7 +25,7 @@ from vitrail.targets import Reading, at_least_single
 
 Baseline = Literal["mean", "blur", "black", "random"]
 Way = Literal["insertion", "deletion"]
-# "auto": a GPU may score in bf16 (final norm, head and logits excepted); "full": in the model's own precision.
+# "auto": a GPU scores in half precision (final norm, head and logits excepted); "full": in the model's own.
 Precision = Literal["auto", "full"]
 
 # Columns of a reading.
