@@ -69,12 +69,30 @@ def agreement(auto: Tensor, full: Tensor) -> float:
 
 
 def calls(view: View, wanted: str | None) -> list[str]:
-    """Those asked for, or all that have a precision."""
+    """Those asked for that the model supports, or all that have a precision; cheap ones first."""
+    known, supported = list_methods(), supported_methods(view)
     if wanted:
-        return split_list(wanted)
-    known = list_methods()
-    names = [name for name in supported_methods(view) if "precision" in known[name].params]
-    return [FEWER.get(name, name) for name in names if name in FEWER or sum(known[name].cost) <= COSTLIEST]
+        return [call for call in split_list(wanted) if split_call(call)[0] in supported]
+    names = [name for name in supported if "precision" in known[name].params]
+    names = [name for name in names if name in FEWER or sum(known[name].cost) <= COSTLIEST]
+    return [FEWER.get(name, name) for name in sorted(names, key=lambda name: sum(known[name].cost))]
+
+
+def compared(view: View, call: str, images: Tensor, target: Tensor) -> tuple[list[float], bool]:
+    """The agreement of a method's maps, image by image, and whether half precision changed any of them at all."""
+    name, params = split_call(call)
+    built = (build_method(name, view, **{**params, "precision": precision}) for precision in ("full", "auto"))
+    full, auto = (method.attribute(images, target).cpu() for method in built)
+    return [agreement(*pair) for pair in zip(auto, full, strict=True)], not torch.equal(auto, full)
+
+
+def write(path: Path, rows: list[list[str]]) -> None:
+    """All rows so far."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["model", "weights", "method", "images", "mean", "least", "changed", "device", "torch"])
+        table.writerows(rows)
 
 
 def main() -> None:
@@ -91,32 +109,31 @@ def main() -> None:
     if options.device == "cpu":
         View.gains_from_half = True  # type: ignore[method-assign, assignment]
     scenes = [scene.image for scene in Scenes(options.images, seed=3)]
-    rows = []
+    device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
+    rows: list[list[str]] = []
+    failed = []
     for view, weights in models(options):
-        begin = time.perf_counter()
+        begin, below, count = time.perf_counter(), [], 0
         images = torch.stack([view.preprocess(Image.fromarray(scene)) for scene in scenes]).to(options.device)
-        target, entries = view.logits(images).argmax(1), []
+        target = view.logits(images).argmax(1)
         for call in calls(view, options.methods):
-            name, params = split_call(call)
-            built = (build_method(name, view, **params, precision=precision) for precision in ("full", "auto"))
-            full, auto = (method.attribute(images, target).cpu() for method in built)
-            values = [agreement(*pair) for pair in zip(auto, full, strict=True)]
-            changed = not torch.equal(auto, full)
-            entries.append((view.name, weights, call, len(values), statistics.mean(values), min(values), changed))
-        below = [entry for entry in entries if entry[4] < 0.999]
+            try:
+                values, changed = compared(view, call, images, target)
+            except Exception as error:  # one method must not cost the others their time on the device
+                failed.append(f"{call} on {view.name}: {type(error).__name__}: {error}")
+                continue
+            count, mean, least = count + 1, statistics.mean(values), min(values)
+            if mean < 0.999:
+                below.append(f"  {call:36} {mean:.5f} (least {least:.5f})")
+            labels = [view.name, weights, call, str(len(values))]
+            rows.append([*labels, f"{mean:.6f}", f"{least:.6f}", str(changed), device, torch.__version__])
         spent = time.perf_counter() - begin
-        print(f"{view.name} ({weights}): {len(entries)} methods, {len(below)} below 0.999, {spent:.0f} s", flush=True)
-        for entry in below:
-            print(f"  {entry[2]:36} {entry[4]:.5f} (least {entry[5]:.5f})", flush=True)
-        rows += entries
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(["model", "weights", "method", "images", "mean", "least", "changed", "device", "torch"])
-            device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
-            for *labels, mean, least, changed in rows:
-                table.writerow([*labels, f"{mean:.6f}", f"{least:.6f}", changed, device, torch.__version__])
+        print(f"{view.name} ({weights}): {count} methods, {len(below)} below 0.999, {spent:.0f} s", flush=True)
+        print("".join(f"{line}\n" for line in below), end="", flush=True)
+        if options.out is not None:
+            write(options.out, rows)
+    if failed:
+        raise SystemExit("\n".join(["failed:", *failed]))
 
 
 if __name__ == "__main__":
