@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
+from answers import asks_often, default_calls, share
 from PIL import Image
 from pointing import hit
 from torch import Tensor
@@ -37,18 +37,10 @@ from vitrail.data.drawing import SHAPES
 from vitrail.files import save_atomically
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
-from vitrail.metrics.localization import mass
 from vitrail.models.view import View
 
 SEED = 2_000_001  # neither of training nor of testing
 KINDS = {"one colour": (2, "colour"), "one shape": (2, "shape"), "three objects": (3, "colour")}
-OFTEN = 60  # forward passes from which a method is measured on fewer scenes
-# Parameters that bring methods of many passes within reach of a CPU; an 8 × 8 grid needs fewer masks than 14 × 14.
-CHEAPER = {"rise": "masks=300", "shapley": "permutations=4", "hsic": "samples=200", "lime": "samples=200",
-           "kernel_shap": "samples=200", "tis": "masks=256"}  # fmt: skip
-LAYERED = ["decompx.skipplus", "decompx.plus", "full_grad_plus.skipplus(rule=frozen)", "att_cat(rule=frozen)"]
-LEFT_OUT = ("vit_shapley",)  # needs an explainer trained for the model
-AGNOSTIC = ["raw_attention", "rollout", "random"]
 
 
 def main() -> None:
@@ -68,26 +60,18 @@ def main() -> None:
         shares = ", ".join(f"{name} {words[name]:.1%}" for name in names)
         accuracy += f" {kind} told from their opposites: {np.mean([words[name] for name in names]):.1%} ({shares})."
     print(accuracy, flush=True)
-    calls = split_list(options.methods) if options.methods else default_calls(view)
+    calls = split_list(options.methods) if options.methods else default_calls()
     rows = []
     for call in calls:
         name, params = split_call(call)
         method = build_method(name, view, **params)
-        forwards, backwards = method.passes()
-        scenes = options.few if forwards + 2 * backwards > OFTEN else options.scenes
+        scenes = options.few if asks_often(method) else options.scenes
         rows.append({"method": call, "scenes": scenes, **measure(view, method, scenes)})
         print(rows[-1], flush=True)
     text = report(pd.DataFrame(rows), accuracy, options, time.time() - begin)
     print(text)
     if options.out:
         save_atomically(options.out, lambda file: file.write(text.encode()))
-
-
-def default_calls(view: View) -> list[str]:
-    """Every method that depends on the class and runs on this model, and three that do not depend on it."""
-    names = [name for name, info in vitrail.list_methods("*").items() if info.class_specific and "." not in name]
-    calls = [f"{name}({CHEAPER[name]})" if name in CHEAPER else name for name in names if name not in LEFT_OUT]
-    return [*LAYERED, *calls, *AGNOSTIC]
 
 
 def pixels(view: View, scenes: Iterable[CaptionedScene]) -> Tensor:
@@ -157,9 +141,7 @@ def measure(view: View, method: Method, count: int) -> dict[str, float]:
         for scene, maps in explained(view, method, CaptionedScenes(count, SEED, objects, shared)):
             masks = [torch.from_numpy(item.mask) for item in scene.objects]
             hits += [hit(values, mask)[0] for values, mask in zip(maps, masks, strict=True)]
-            weights = mass(F.interpolate(maps[None, :1], size=masks[0].shape, mode="bilinear")[0, 0])
-            first, *others = (float(weights[mask].sum()) for mask in masks)
-            shares.append([first / (first + other) if first + other > 0 else 0.5 for other in others])
+            shares.append([share(maps[0], masks[0], other) for other in masks[1:]])
         results[kind] = float(np.mean(hits))
         if objects == 3:
             same_colour, same_shape = np.mean(shares, axis=0)

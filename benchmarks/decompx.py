@@ -1,7 +1,7 @@
-"""Cost of DecompX from every start layer, in plain forward passes of the same batch.
+"""Cost of DecompX from every start layer, and of ``explain``, in plain forward passes of the same batch.
 
 Run: python benchmarks/decompx.py [--model vit_small_patch16_224] [--batch 4] [--repeats 15] [--device cpu]
-The two are timed alternately in one process; the number to look at is the ratio of the medians.
+They are timed alternately in one process; the number to look at is the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -36,19 +36,27 @@ def main() -> None:
     def decompose() -> None:
         trace(view, images, target, rule="frozen", keep={"x", "gx", "bias"})
 
-    for function in (forward, decompose):
+    def explain() -> None:
+        vitrail.explain(view, images, batch_size=options.batch)
+
+    functions = {"forward": forward, "decompx": decompose, "explain": explain}
+    for function in functions.values():
         function()
-    spent: dict[str, list[float]] = {"forward": [], "decompx": []}
+    spent: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(options.repeats):
-        for name, function in (("forward", forward), ("decompx", decompose)):
+        for name, function in functions.items():
             spent[name].append(seconds(function))
     medians = {name: statistics.median(values) for name, values in spent.items()}
-    ratios = [b / a for a, b in zip(spent["forward"], spent["decompx"], strict=True)]
     print(f"{options.model}, batch {options.batch}, {options.device}, {torch.get_num_threads()} threads")
     print(f"plain forward (inference mode, fused attention)       {medians['forward'] * 1e3:8.1f} ms")
     print(f"decompx, all {view.num_layers} start layers, all bias maps            {medians['decompx'] * 1e3:8.1f} ms")
-    print(f"ratio of medians {medians['decompx'] / medians['forward']:.2f}")
-    print(f"median of paired ratios {statistics.median(ratios):.2f}")
+    print(f"explain, default method (decompx.skipplus)            {medians['explain'] * 1e3:8.1f} ms")
+    for name in ("decompx", "explain"):
+        ratios = [b / a for a, b in zip(spent["forward"], spent[name], strict=True)]
+        print(
+            f"{name}: ratio of medians {medians[name] / medians['forward']:.2f}, "
+            f"median of paired ratios {statistics.median(ratios):.2f}"
+        )
 
 
 if __name__ == "__main__":

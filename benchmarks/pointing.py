@@ -41,9 +41,9 @@ def main() -> None:
         print(f"{call}: hit {patch.mean():.1%}, both {patch.all(1).mean():.1%}, pixel {pixel.mean():.1%}", flush=True)
 
 
-def hit(values: Tensor, mask: Tensor) -> tuple[bool, bool]:
+def hit(values: Tensor, mask: Tensor, grid: tuple[int, int] = (8, 8)) -> tuple[bool, bool]:
     """Whether the maximum patch of a map overlaps the mask, and whether its maximum pixel lies on it."""
-    grid, size = (8, 8), (mask.shape[0], mask.shape[1])
+    size = (mask.shape[0], mask.shape[1])
     patches = F.adaptive_avg_pool2d(values[None], grid).flatten()
     touched = F.adaptive_max_pool2d(mask[None].float(), grid).flatten()
     enlarged = F.interpolate(values[None, None], size=size, mode="bilinear")

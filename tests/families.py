@@ -312,6 +312,16 @@ _add_timm("timm_grouped_queries", "vit_large_patch16_sapiens2", (3, 4), prefix=9
 FAMILIES["timm_gated_attention"] = Family("timm_gated_attention", _gated_attention, (24, 32), (3, 4), 1, "timm")
 FAMILIES["timm_vitamin"] = Family("timm_vitamin", _vitamin, (48, 64), (3, 4), 0, "timm")
 _add_timm("timm_qwen3", "qwen3_vit_88m", (3, 4), prefix=0, pos_embed_grid_size=5)
+_add_timm("timm_cait", "cait_xxs24_224", (3, 4), num_heads=4)
+_SMALL_INPUT = {"pretrained_cfg_overlay": {"input_size": (3, 24, 32)}}
+_add_timm(
+    "timm_naflex", "naflexvit_base_patch16_parfac_gap", (3, 4), prefix=4, pos_embed_grid_size=(5, 5), rope_type="axial",
+    **_SMALL_INPUT,
+)  # fmt: skip
+_add_timm(
+    "timm_gemma4", "gemma4_vit_167m", (3, 4), prefix=0, head_dim=24, intermediate_size=48, position_embedding_size=8,
+    **_SMALL_INPUT,
+)  # fmt: skip
 _add_timm("timm_hybrid", "vit_tiny_r_s16_p8_224", (3, 4), pixels=8, patch=2)
 _add_timm("timm_headless_token", "vit_small_patch14_dinov2", (3, 4), num_classes=0, pool="token")
 _add_timm("timm_headless_avg", "vit_base_patch16_224", (3, 4), num_classes=0, pool="avg")
@@ -454,6 +464,7 @@ def _opaque(model: str) -> Callable[[], nn.Module]:
 OPAQUE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "differential": (_opaque("vit_dwee_patch16_reg1_gap_256"), "DiffAttention"),
     "differential_parallel": (_opaque("vit_dpwee_patch16_reg1_gap_256"), "DiffParallelScalingBlock"),
+    "merging": (_opaque("qwen3_vit_88m_merge"), "Qwen3VitClassifier"),
 }
 
 

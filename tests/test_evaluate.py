@@ -80,6 +80,22 @@ def test_values_are_those_of_measure(view) -> None:
             assert value == pytest.approx(scored.value, rel=1e-5)
 
 
+@pytest.mark.parametrize("metric", ["max_sensitivity(samples=3)", "model_randomization"])
+def test_methods_share_the_traces_that_a_metric_of_methods_asks_for(metric: str, forwards: list[int]) -> None:
+    methods = ["gen_att", "raw_attention", "attn_cam"]
+    alone, passes = [], []
+    for method in methods:
+        forwards.clear()
+        alone.append(vitrail.evaluate("scenes", "scenes:2@1", method, metric, target="label"))
+        passes.append(sum(forwards))
+    forwards.clear()
+    together = vitrail.evaluate("scenes", "scenes:2@1", methods, metric, target="label")
+    assert sum(forwards) == max(passes), "one forward pass of each noisy image, or randomised model, serves all methods"
+    values = together.sort_values("image", kind="stable").groupby("method", sort=False)["value"].apply(list)
+    for method, rows in zip(methods, alone, strict=True):
+        assert values[method] == pytest.approx(rows.sort_values("image")["value"].tolist(), abs=1e-5)
+
+
 def test_papers_say_which_class_is_explained(view) -> None:
     asked = {"tis": "sparseness", "skipplus": "token_insertion_aopc", "vtranm": "aopc(steps=2)"}
     for protocol, expected in (("tis", {"label"}), ("skipplus", {"label"}), ("vtranm", {"predicted", "label"})):

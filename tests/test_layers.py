@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "vitrail"
 
 # What everything may use; then each room may use those before it.
-BASE = ("errors", "progress", "registry", "calls", "files", "geometry", "plugins", "samples", "version")
+BASE = ("errors", "progress", "pipeline", "registry", "calls", "files", "geometry", "plugins", "samples", "version")
 ROOMS = ("core", "models", "targets", "engine", "methods", "metrics", "data", "show", "stored", "explanation", "sheets",
          "evaluation", "api", "similarity", "integrations", "training", "bench", "report", "papers", "audit", "app",
          "cli")  # fmt: skip

@@ -6,11 +6,14 @@ between `<!-- table: NAME -->` and `<!-- end -->`, where NAME is a function of t
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
@@ -23,6 +26,7 @@ from vitrail.cli.reproduce import list_targets
 from vitrail.methods.base import MethodInfo
 from vitrail.methods.registry import ALIASES, get_method
 from vitrail.models.names import kind_of_view, reason, source
+from vitrail.papers.catalogue import PaperTarget, find_target
 from vitrail.report.leaderboard import shipped_costs, shipped_table
 from vitrail.report.standings import Standings, standings
 from vitrail.report.summary import ABSENT
@@ -163,6 +167,75 @@ def papers() -> str:
     return table(["target", "what", "models", "data"], rows)
 
 
+# The papers' claims, from docs/results/claims.json, which tools/claims.py measures
+
+MARKS = {True: "✓", False: "✗", None: "?"}
+
+
+def claims_measured() -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Stand-in → what was measured, and target → why nothing stands in for it."""
+    content = json.loads((DOCS / "results" / "claims.json").read_text(encoding="utf-8"))
+    return content["measured"], content["left_out"]
+
+
+def claims_summary() -> str:
+    """How many claims of each paper held."""
+    measured, _ = claims_measured()
+    counts: dict[str, Counter[str]] = {}
+    for stand_in in measured.values():
+        count = counts.setdefault(find_target(stand_in["target"]).paper, Counter())
+        count.update(MARKS[claim["holds"]] for claim in stand_in["claims"])
+        others = [other for other in measured.values() if other["target"] == stand_in["target"]]
+        tested = {claim["text"] for other in others for claim in other["claims"]}
+        count["untested"] += len(set(stand_in["untested"]) - tested)
+    total = sum(counts.values(), Counter())
+    words = (*MARKS.values(), "untested")
+    rows = [(paper, *(str(count[word]) for word in words)) for paper, count in [*counts.items(), ("**all**", total)]]
+    return table(["paper", "✓ held", "✗ failed", "? undecided", "about other models"], rows)
+
+
+def claims() -> str:
+    """A table per paper: each claim, what it was tested on, the numbers and the verdict."""
+    measured, _ = claims_measured()
+    rows: dict[str, list[Sequence[str]]] = {}
+    for stand_in in measured.values():
+        target = find_target(stand_in["target"])
+        counts = sorted(set(stand_in["images"].values()))
+        images = f"{counts[0]}–{counts[-1]}" if len(counts) > 1 else str(counts[0])
+        where = f"`{target.name}`<br>{stand_in['model']} for {stand_in['instead_of']}, {images} images"
+        for claim in stand_in["claims"]:
+            lines = [claim_line(claim, column, target, stand_in) for column in claim["tests"]]
+            rows.setdefault(target.paper, []).append((claim["text"], where, "<br>".join(lines), MARKS[claim["holds"]]))
+    header = ["claim", "target and stand-in", "measured", "verdict"]
+    return "\n".join(f"### {paper}\n\n{table(header, lines)}" for paper, lines in rows.items())
+
+
+def claim_line(claim: Mapping[str, Any], column: str, target: PaperTarget, stand_in: Mapping[str, Any]) -> str:
+    """The numbers of a claim in a column, headed by the column without the model that was replaced."""
+    digits = next((item.digits for item in target.columns if item.label == column), None)
+    numbers = [quantity(item, digits) for item in claim["quantities"].get(column, [])]
+    numbers = numbers or [claim["undecided"][column]]
+    arrow = {1: " ↑", -1: " ↓"}.get(stand_in["directions"].get(column), "")
+    label = column.removeprefix(stand_in["instead_of"]).strip() + arrow
+    mark = f"{MARKS[claim['tests'][column]]} " if len(claim["tests"]) > 1 else ""
+    return mark + (f"{label.strip()}: " if label else "") + "; ".join(numbers)
+
+
+def quantity(item: Mapping[str, Any], digits: int | None) -> str:
+    """A − B +0.04 [+0.01, +0.06]; three significant digits where a claim is about several columns."""
+    places = ".3g" if digits is None else f".{digits}f"
+    form = {"value": places, "difference": f"+{places}", "rank": ".0f", "correlation": "+.2f"}[item["kind"]]
+    texts = [format(item[name], form).replace("-", "−") for name in ("value", "low", "high") if item[name] is not None]
+    interval = f" [{texts[1]}, {texts[2]}]" if len(texts) > 1 else ""
+    subject, rank, others = item["text"].partition(", rank of ")
+    return f"{subject}{', rank' if rank else ''} {texts[0]}{interval}{f' of {others}' if rank else ''}"
+
+
+def claims_left_out() -> str:
+    _, left_out = claims_measured()
+    return table(["target", "why not"], [(f"`{name}`", why) for name, why in left_out.items()])
+
+
 # Measurements, from src/vitrail/report/leaderboard.csv.gz and costs.csv
 
 
@@ -234,7 +307,7 @@ def measured() -> str:
 def leaderboard() -> str:
     """The first methods of the leaderboard, and the control."""
     numbers = board()
-    complete = numbers.scores.pairs == numbers.scores.pairs.max()
+    complete = (numbers.scores.pairs == numbers.scores.pairs.max()) & numbers.rivals
     order = np.where(complete, -numbers.scores.mean, np.inf).argsort(kind="stable")
     return ranked([*(numbers.methods[m] for m in order[:TOP]), "random"])
 
@@ -279,6 +352,9 @@ TABLES: dict[str, Callable[[], str]] = {
         families,
         classes,
         papers,
+        claims_summary,
+        claims,
+        claims_left_out,
         choosing,
         measured,
         leaderboard,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,10 @@ def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
     return (x.mT if tall else x).float()
+
+
+# Matrices of the blocks of timm: the end of their names, a pattern, and how many are stacked in each.
+FUSED = {"attn.qkv.weight": 3, "attn.proj.weight": 1, "mlp.fc1.weight": 1, "mlp.fc2.weight": 1}
 
 
 class Muon:
@@ -44,13 +50,18 @@ class Muon:
 class Optimiser:
     """Muon and AdamW under one learning rate, with a moving average of the model's weights."""
 
-    def __init__(self, model: nn.Module, extra: nn.Module | None = None, average: float = 0.9995) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        extra: nn.Module | None = None,
+        average: float = 0.9995,
+        kinds: Mapping[str, int] = FUSED,
+    ) -> None:
         self.average, self.steps = average, 0
         self.named = dict(model.named_parameters())
         self.averaged = {name: value.detach().clone() for name, value in self.named.items()}
         self.everything = [*self.named.values(), *(extra.parameters() if extra else [])]
-        kinds = {"attn.qkv.weight": 3, "attn.proj.weight": 1, "mlp.fc1.weight": 1, "mlp.fc2.weight": 1}
-        of_kind = {kind: [value for name, value in self.named.items() if name.endswith(kind)] for kind in kinds}
+        of_kind = {kind: [value for name, value in self.named.items() if re.search(f"{kind}$", name)] for kind in kinds}
         self.muon = Muon([(weights, kinds[kind]) for kind, weights in of_kind.items()])
         taken = {id(weight) for weights in of_kind.values() for weight in weights}
         others = [value for value in self.everything if id(value) not in taken]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -43,6 +46,7 @@ from vitrail.metrics.base import Metric
 from vitrail.models.loading import as_view
 from vitrail.models.questions import embedding
 from vitrail.models.view import View, check_floats
+from vitrail.pipeline import BATCHES, ahead
 from vitrail.progress import counted
 from vitrail.targets import (
     BeyondClass,
@@ -205,7 +209,7 @@ def _explain_all(
     """Explains images that are asked the same questions; those that one view answers share its passes."""
 
     def look() -> list[Seen]:
-        pictures[:] = [see(view, picture) for picture in pictures]
+        pictures[:] = see_ahead(view, pictures, BATCHES * images_at_once(view, batch_size))
         return pictures
 
     rows: list[list[Any]] = [[None] * len(targets) for _ in pictures]
@@ -214,10 +218,12 @@ def _explain_all(
         for answering in {id(answering): answering for answering, _, _ in posed}.values():
             places = [place for place, question in enumerate(posed) if question[0] is answering]
             chosen = build_method(method or default_method(answering), answering, **params)
-            lists = explain_classes(chosen, pictures, [posed[place][1:] for place in places], batch_size)
-            for row, explanations in zip(rows, lists, strict=True):
-                for place, explanation in zip(places, explanations, strict=True):
-                    row[place] = explanation
+            with closing(
+                explain_classes(chosen, pictures, [posed[place][1:] for place in places], batch_size)
+            ) as lists:
+                for row, explanations in zip(rows, lists, strict=True):
+                    for place, explanation in zip(places, explanations, strict=True):
+                        row[place] = explanation
             if not pairs or not isinstance(chosen, DecompX):
                 continue
             for place in places:
@@ -244,10 +250,11 @@ def add_pairs(
 
 def explain_each(
     method: Method, sources: Sequence[Any], target: ClassSpec, against: ClassSpec, batch_size: int | None = None
-) -> Iterator[Explanation]:
+) -> Generator[Explanation, None, None]:
     """Yields explanations, computed batch by batch; a progress bar appears after two seconds."""
-    for (explanation,) in explain_classes(method, sources, [(target, against)], batch_size):
-        yield explanation
+    with closing(explain_classes(method, sources, [(target, against)], batch_size)) as lists:
+        for (explanation,) in lists:
+            yield explanation
 
 
 def explain_classes(
@@ -255,15 +262,19 @@ def explain_classes(
     sources: Sequence[Any],
     classes: Sequence[tuple[ClassSpec, ClassSpec]],
     batch_size: int | None = None,
-) -> Iterator[list[Explanation]]:
-    """Yields for each image the explanations of several classes, each perhaps as opposed to another."""
+) -> Generator[list[Explanation], None, None]:
+    """Yields for each image the explanations of several classes, each perhaps as opposed to another.
+
+    Images are read while those before them are explained.
+    """
     view = method.model
     size = images_at_once(view, batch_size)
     targets = [Target.of(view, target, against, len(sources)) for target, against in classes]
-    with counted(len(sources), method.info.name, "image") as bar:
+    seen = see_ahead(view, sources, BATCHES * size)
+    with counted(len(sources), method.info.name, "image") as bar, closing(seen):
         for start in range(0, len(sources), size):
             chunk = slice(start, start + size)
-            pictures = [see(view, source) for source in sources[chunk]]
+            pictures = list(islice(seen, size))
             yield from _explain_batch(method, pictures, [target.rows(chunk) for target in targets])
             bar.update(len(pictures))
 
@@ -292,26 +303,47 @@ def see(view: View, source: ImageSource | Tensor | Seen) -> Seen:
     """Reads and preprocesses an image; tensors and preprocessed images are used as they are."""
     if isinstance(source, Seen):
         return source
-    if isinstance(source, Tensor):
-        check_floats(source)
-        source = view.preprocessing.trim(source)
-        if tuple(source.shape) != (3, *view.size):
-            raise VitrailError(
-                f"a tensor must be a normalised image of shape (3, {view.size[0]}, {view.size[1]}) for {view.name}, "
-                f"but got {tuple(source.shape)}. Use model.preprocess(image)."
-            )
-        if not source.isfinite().all():
-            broken = int((~source.isfinite()).sum())
-            raise VitrailError(
-                f"a tensor must hold finite floats (a normalised image), but got {broken} NaN or infinite values."
-            )
-        image = view.preprocessing.denormalise(source.detach().float().cpu())
-        return Seen(image, source.detach(), (0.0, 0.0, float(view.size[1]), float(view.size[0])), None, True)
+    return _of_tensor(view, source) if isinstance(source, Tensor) else with_warning(view, read_seen(view, source))
+
+
+def see_ahead(view: View, sources: Sequence[ImageSource | Tensor | Seen], most: int) -> Generator[Seen, None, None]:
+    """As ``see`` for each of the images; up to ``most`` files and images are read ahead, in threads."""
+    reads = (partial(read_seen, view, source) for source in sources if not isinstance(source, Seen | Tensor))
+    with closing(ahead(reads, min(most, len(sources)))) as waiting:
+        for source in sources:
+            known = isinstance(source, Seen | Tensor)
+            yield see(view, source) if known else with_warning(view, next(waiting).result())
+
+
+def read_seen(view: View, source: ImageSource) -> Seen:
+    """Reads and preprocesses an image, in any thread."""
     image = read_image(source)
     path = None if isinstance(source, Image.Image | np.ndarray) else str(Path(source).resolve())
-    if doubt := view.preprocessing.doubt(image.size):
-        warnings.warn(doubt if path is None else f"{Path(path).name}: {doubt}", stacklevel=2)
     return Seen(image, view.preprocess(image), view.preprocessing.box(image.size), path)
+
+
+def with_warning(view: View, seen: Seen) -> Seen:
+    """Warns about an image that the model hardly sees: in the thread of the caller, when its turn has come."""
+    if doubt := view.preprocessing.doubt(seen.image.size):
+        warnings.warn(doubt if seen.path is None else f"{Path(seen.path).name}: {doubt}", stacklevel=2)
+    return seen
+
+
+def _of_tensor(view: View, source: Tensor) -> Seen:
+    check_floats(source)
+    source = view.preprocessing.trim(source)
+    if tuple(source.shape) != (3, *view.size):
+        raise VitrailError(
+            f"a tensor must be a normalised image of shape (3, {view.size[0]}, {view.size[1]}) for {view.name}, "
+            f"but got {tuple(source.shape)}. Use model.preprocess(image)."
+        )
+    if not source.isfinite().all():
+        broken = int((~source.isfinite()).sum())
+        raise VitrailError(
+            f"a tensor must hold finite floats (a normalised image), but got {broken} NaN or infinite values."
+        )
+    image = view.preprocessing.denormalise(source.detach().float().cpu())
+    return Seen(image, source.detach(), (0.0, 0.0, float(view.size[1]), float(view.size[0])), None, True)
 
 
 @dataclass(frozen=True)
@@ -339,7 +371,7 @@ def prediction(method: Method, batch: Batch, target: Target) -> Asking[Predictio
 def _explain_batch(method: Method, pictures: list[Seen], targets: Sequence[Target]) -> list[list[Explanation]]:
     """For each image the explanations of its targets, made a few targets at a time."""
     view, scheduler = method.model, Scheduler()
-    pixels = torch.stack([picture.pixels.to(view.device) for picture in pictures])
+    pixels = view.stacked([picture.pixels for picture in pictures])
     batch = Batch(view, view.check_images(pixels, view.precision))
     made: list[list[Explanation]] = [[] for _ in pictures]
     for start in range(0, len(targets), TARGETS_AT_ONCE):
@@ -363,9 +395,11 @@ def _explanations(
     maps = attribution.map.float().cpu()
     errors = None if attribution.error is None else attribution.error.float().cpu()
     chunk = {"chunk": float(smallest_chunk or 0)} if isinstance(method, MaskMethod) else {}
-    for i, picture in enumerate(pictures):
-        index, *rival = predicted.target.row(i).about
-        ranked = probabilities[i].argsort(descending=True, stable=True)[:5].tolist()
+    # as lists, once for the batch: on CUDA, each number that is read waits for the device
+    likeliest = probabilities.argsort(descending=True, stable=True)[:, :5].tolist()
+    extras = {name: values.tolist() for name, values in attribution.extras.items()}
+    classes = predicted.target.about_each
+    for i, (picture, ranked, (index, *rival)) in enumerate(zip(pictures, likeliest, classes, strict=True)):
         yield Explanation(
             map=maps[i].clone(),
             image=picture.image,
@@ -382,7 +416,7 @@ def _explanations(
             against_label=view.label(rival[0]) if rival else None,
             against_probability=float(probabilities[i, rival[0]]) if rival else None,
             top=[(k, view.label(k), float(probabilities[i, k])) for k in ranked],
-            extras={name: float(values[i]) for name, values in attribution.extras.items()} | chunk,
+            extras={name: float(values[i]) for name, values in extras.items()} | chunk,
             image_path=picture.path,
             storage=predicted.storage[i].nonzero()[:, 0].tolist(),
             grid=view.grid if view.has_tokens else None,
@@ -454,8 +488,9 @@ def evaluate(
     measures = build_metrics(metrics, protocol)
     tasks = [Task(method, measures) for method in build_methods(view, methods)]
     evaluation = Evaluation(view, tasks, explained, remap, target=fixed)
-    for batch in batches(chosen, images_at_once(view, batch_size), skipped, strict):
-        rows += [row for finding in evaluation.measure(batch, check=not rows) for row in finding.rows()]
+    with closing(batches(view, chosen, images_at_once(view, batch_size), skipped, strict)) as read:
+        for batch in read:
+            rows += [row for finding in evaluation.measure(batch, check=not rows) for row in finding.rows()]
     if not rows:
         broken = f": {len(skipped)} were broken ({next(iter(skipped.values()))})" if skipped else ""
         raise VitrailError(f"no image of {chosen.name} could be measured{broken}.")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +26,11 @@ from vitrail.methods.base import Attribution, Method
 from vitrail.methods.registry import build_method
 from vitrail.metrics.base import Case, MapMetric, MethodMetric, Metric, Scored, ask_if_applicable, build_metric
 from vitrail.models.view import View
+from vitrail.pipeline import BATCHES, ahead, failed
 from vitrail.progress import counted
 from vitrail.targets import Target
 
+T = TypeVar("T")
 Explained = Literal["predicted", "label", "target"]
 Called = str | tuple[str, Mapping[str, Any]]
 
@@ -95,6 +100,28 @@ class Failure:
     error: Exception
 
 
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """An image that has been read, and the model input made from it."""
+
+    view: View
+    example: Example
+    pixels: Tensor | None = None  # None where they are not made yet
+
+    @classmethod
+    def of(cls, view: View, example: Example) -> Ready:
+        """Preprocesses an image ahead of its turn."""
+        try:
+            return cls(view, example, view.preprocess(example.image))
+        except Exception:
+            return cls(view, example)  # raised again when its turn has come
+
+    @property
+    def input(self) -> Tensor:
+        """The model input, (3, H, W)."""
+        return self.view.preprocess(self.example.image) if self.pixels is None else self.pixels
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What is done with each batch of images: every method explains it, and its maps are measured as soon as they are
@@ -109,35 +136,36 @@ class Evaluation:
     plan: Sequence[TraceSpec] = ()  # traces of all methods of a plan, also of those that are done
     target: Target = field(default_factory=Target)  # explained as "target": of a single image
 
-    def measure(self, examples: Sequence[Example], check: bool = False) -> list[Finding]:
+    def measure(self, images: Sequence[Ready], check: bool = False) -> list[Finding]:
         """The findings of a batch; ``check`` refuses a metric that none of these images can be measured by."""
         findings: list[Finding] = []
-        for results in self._measure(examples, check, isolated=False):
+        for results in self._measure(images, check, isolated=False):
             for result in results:
                 assert isinstance(result, Finding)
                 findings.append(result)
         methods = {id(task.method): place for place, task in enumerate(self.tasks)}
-        images = {id(example): place for place, example in enumerate(examples)}
+        places = {id(image.example): place for place, image in enumerate(images)}
         kinds: Sequence[str] = self.explained
         return sorted(
             findings,
             key=lambda finding: (
                 kinds.index(finding.explained),
                 methods[id(finding.method)],
-                images[id(finding.sight.example)],
+                places[id(finding.sight.example)],
             ),
         )
 
-    def attempt(self, examples: Sequence[Example]) -> Iterator[list[Finding | Failure]]:
-        """What ``measure`` finds, as soon as a method has been measured on all images: by the metrics of maps
-        together, then by each metric of methods. What fails is tried image by image and then yielded as a failure.
+    def attempt(self, images: Sequence[Ready]) -> Iterator[list[Finding | Failure]]:
+        """What ``measure`` finds, as soon as a method has been measured on all images: method by method by the metrics
+        of maps, then by each metric of methods. What fails is tried image by image and then yielded as a failure.
         """
-        return self._measure(examples, False, isolated=True)
+        return self._measure(images, False, isolated=True)
 
-    def _measure(self, examples: Sequence[Example], check: bool, isolated: bool) -> Iterator[list[Finding | Failure]]:
+    def _measure(self, images: Sequence[Ready], check: bool, isolated: bool) -> Iterator[list[Finding | Failure]]:
         view, scheduler = self.view, Scheduler(self.chunk_size, self.plan)
+        examples = [image.example for image in images]
         with own_modes():
-            pixels = torch.stack([view.preprocess(example.image) for example in examples])
+            pixels = view.stacked([image.input for image in images])
             batch = Batch(view, view.check_images(pixels, view.precision))
             labels = [own_class(view, example, self.remap) for example in examples]
             for kind in self.explained:
@@ -147,6 +175,7 @@ class Evaluation:
                 tasks = {Job(task.method.explained(batch, target)): task for task in self.tasks}
                 sights: list[Sight] = []
                 explained: list[Job[Attribution]] = []
+                again: list[tuple[Task, Job[Attribution]]] = []  # what metrics of methods measure
                 predicting = Job(_logits(batch))
                 for job in scheduler.finished([*tasks, predicting], isolated):
                     if job is predicting:
@@ -155,7 +184,11 @@ class Evaluation:
                         explained.append(job)
                     while sights and explained:
                         ended = explained.pop(0)
-                        yield from self._measure_maps(scheduler, kind, sights, tasks[ended], ended, check, isolated)
+                        task = tasks[ended]
+                        yield from self._measure_maps(scheduler, kind, sights, task, ended, check, isolated)
+                        if ended.error is None and any(isinstance(metric, MethodMetric) for metric in task.metrics):
+                            again.append((task, ended))
+                yield from self._measure_methods(scheduler, kind, sights, again, isolated)
 
     def _target(self, kind: Explained, labels: list[int | None]) -> Target:
         if kind == "predicted":
@@ -172,6 +205,7 @@ class Evaluation:
         check_finite(view, logits)
         probabilities = view.probabilities(logits).cpu()
         predicted = view.predicted(logits).tolist()
+        answers: dict[Hashable, Any] = {}
         targets = predicted if target.index is None else target.index.tolist()
         return [
             Sight(
@@ -183,6 +217,7 @@ class Evaluation:
                 probability=float(probabilities[i, targets[i]]),
                 predicted_probability=float(probabilities[i, predicted[i]]),
                 known=annotated(view, example, targets[i], labels[i], self.remap),
+                answers=answers,
             )
             for i, example in enumerate(examples)
         ]
@@ -219,15 +254,39 @@ class Evaluation:
             results += [Failure(sights[i].example, method, [metric], kind, error) for metric, error in failed]
             results.append(finding(i, [(metric, job.result) for metric, job in jobs if job.error is None]))
         yield results
-        for metric in metrics:  # one after another: each may hold a copy of the model
+
+    def _measure_methods(
+        self,
+        scheduler: Scheduler,
+        kind: Explained,
+        sights: list[Sight],
+        explained: Sequence[tuple[Task, Job[Attribution]]],
+        isolated: bool,
+    ) -> Iterator[list[Finding | Failure]]:
+        """Measures methods by each metric of methods: side by side, since they ask about the same images and models."""
+        metrics = {metric.call: metric for task, _ in explained for metric in task.metrics}
+        for call, metric in metrics.items():  # one after another: each may hold a copy of the model
             if not isinstance(metric, MethodMetric):
                 continue
-            method_job = Job(metric.ask(method, cases))
-            scheduler.run_jobs([method_job], isolated)
-            if method_job.error is not None:
-                yield self._failed(method, [metric], sights, kind, method_job.error)
-            else:
-                yield [finding(i, [(metric, scored)]) for i, scored in enumerate(method_job.result)]
+            jobs = {
+                Job(metric.ask(task.method, self._cases(sights, explaining.result))): (task.method, explaining)
+                for task, explaining in explained
+                if call in {other.call for other in task.metrics}
+            }
+            for job in scheduler.finished([*jobs], isolated):
+                method, explaining = jobs[job]
+                if job.error is not None:
+                    yield self._failed(method, [metric], sights, kind, job.error)
+                    continue
+                seconds, scores = explaining.seconds / len(sights), zip(explaining.result.map, job.result, strict=True)
+                yield [
+                    Finding(
+                        method=method, explained=kind, sight=sight, map=map_, seconds=seconds, scores=[(metric, scored)]
+                    )
+                    for sight, (map_, scored) in zip(sights, scores, strict=True)
+                ]
+            for sight in sights:  # models and images that only this metric asks about
+                sight.answers.clear()
 
     def _failed(
         self, method: Method, metrics: Sequence[Metric], sights: list[Sight], kind: Explained, error: Exception
@@ -236,7 +295,12 @@ class Evaluation:
         if len(sights) == 1:
             return [Failure(sights[0].example, method, metrics, kind, error)]
         alone = replace(self, tasks=[Task(method, metrics)], explained=(kind,))
-        return [result for sight in sights for results in alone.attempt([sight.example]) for result in results]
+        return [
+            result
+            for sight in sights
+            for results in alone.attempt([Ready(self.view, sight.example)])
+            for result in results
+        ]
 
     def _cases(self, sights: Sequence[Sight], attribution: Attribution) -> list[Case]:
         extras = {name: values.tolist() for name, values in attribution.extras.items()}
@@ -302,15 +366,49 @@ def open_examples(data: Any, images: int | None, seed: int) -> DataSet:
     return opened if images is None or images >= len(opened) else opened.subset(images, seed)
 
 
-def batches(data: DataSet, size: int, skipped: dict[str, str], strict: bool) -> Iterator[list[Example]]:
-    """Examples so many at a time; broken ones are noted in ``skipped``, or raised where ``strict``."""
+def read_ahead(
+    load: Callable[[int], Example],
+    positions: Iterable[int],
+    finish: Callable[[Example], T],
+    most: int,
+    concurrent: bool,
+) -> Generator[Future[T], None, None]:
+    """What ``finish`` makes of the images at these positions, up to ``most`` of them ahead, in threads.
+
+    ``concurrent``: they are loaded in threads, too, which not every data set allows.
+    """
+
+    def read(position: int) -> T:
+        return finish(load(position))
+
+    def tasks() -> Iterator[Callable[[], T]]:
+        for position in positions:
+            if concurrent:
+                yield partial(read, position)
+                continue
+            try:
+                example = load(position)
+            except Exception as error:
+                yield partial(failed, error)
+            else:
+                yield partial(finish, example)
+
+    return ahead(tasks(), most)
+
+
+def batches(
+    view: View, data: DataSet, size: int, skipped: dict[str, str], strict: bool
+) -> Generator[list[Ready], None, None]:
+    """Images so many at a time; broken ones are noted in ``skipped``, or raised where ``strict``."""
     if size < 1:
         raise VitrailError(f"batch_size must be at least 1, but got {size}.")
-    ids, batch = data.ids, list[Example]()
-    with counted(len(ids), "evaluate", "image") as bar:
-        for position, name in enumerate(ids):
+    ids, batch = data.ids, list[Ready]()
+    most = min(BATCHES * size, len(ids))
+    images = read_ahead(data.__getitem__, range(len(ids)), partial(Ready.of, view), most, data.concurrent)
+    with counted(len(ids), "evaluate", "image") as bar, closing(images):
+        for position, (name, image) in enumerate(zip(ids, images, strict=True)):
             try:
-                batch.append(data[position])
+                batch.append(image.result())
             except VitrailError as error:
                 if strict:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -35,7 +36,7 @@ from vitrail.models.preprocessing import Preprocess
 from vitrail.models.questions import ask
 from vitrail.models.view import View
 from vitrail.show.colours import Scale
-from vitrail.show.figure import display_size, labelled, marked, overlay, png_bytes
+from vitrail.show.figure import PNG_LEVEL, display_size, labelled, marked, overlay, png_bytes
 from vitrail.show.heatmap import fit_to_image
 from vitrail.show.legend import Legend
 from vitrail.show.look import ALPHA, DEFAULT_LOOK, Look, Storage, Style, Uncertain
@@ -423,7 +424,7 @@ class Explanation:
         if self.image_path is not None and path.resolve() == Path(self.image_path):
             raise VitrailError(f"{path} is the explained picture itself: save under another name.")
         buffer = io.BytesIO()
-        self._picture(look).save(buffer, FORMATS[path.suffix.lower()])
+        self._picture(look).save(buffer, FORMATS[path.suffix.lower()], compress_level=PNG_LEVEL)  # others ignore it
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, default=str)
         return {path: buffer.getvalue(), path.with_suffix(".json"): text.encode(errors="backslashreplace")}
 
@@ -432,7 +433,7 @@ class Explanation:
         facts = (self.model_facts or dict.fromkeys(_FACTS)) if self.model is None else _facts(self.model)
         return {
             "vitrail": __version__,
-            "versions": {"python": platform.python_version(), **{n: version(n) for n in ("torch", "timm", "numpy")}},
+            "versions": dict(_versions()),
             "model": {"name": self.model_name, **facts},
             "image": {
                 "path": self.image_path,
@@ -566,6 +567,12 @@ def open(  # noqa: A001
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise VitrailError(f"{path} is not a complete vitrail explanation ({type(error).__name__}: {error}).") from None
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """What computed an explanation; reading it takes milliseconds."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("torch", "timm", "numpy")}}
 
 
 def _facts(model: View) -> dict[str, Any]:

@@ -509,8 +509,16 @@ class Target:
     @property
     def about(self) -> tuple[int, ...]:
         """Of one image with a known class: what its reading is about."""
+        (about,) = self.about_each
+        return about
+
+    @property
+    def about_each(self) -> list[tuple[int, ...]]:
+        """The same of each image: its class, and the one it is explained against."""
         assert self.index is not None
-        return tuple(int(classes) for classes in (self.index, self.against) if classes is not None)
+        return list(
+            zip(*(classes.tolist() for classes in (self.index, self.against) if classes is not None), strict=True)
+        )
 
 
 def class_indices(view: View, spec: ClassSpec, count: int, name: str) -> Tensor:

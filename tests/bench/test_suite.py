@@ -239,11 +239,50 @@ def test_a_method_of_a_plugin_joins_the_leaderboard(
     assert f"0 images measured, {images} known before" in again.output
 
 
+def test_only_the_chosen_rows_of_the_leaderboard_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_suite: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--pairs", "scenes", "--metrics", "sparseness", "--methods", "random", "--device", "cpu"]
+    done = CliRunner().invoke(app, ["bench", "leaderboard", *options, "--out", "board"])
+    assert done.exit_code == 0, done.output
+    assert "Elsewhere" not in done.output
+    rows = Store(tmp_path / "board" / "scenes").rows()
+    assert set(rows["metric"]) == {"sparseness"}
+    assert set(rows["method"]) == {"random"}
+    assert rows["image"].nunique() == 2, "its limit holds"
+    more = CliRunner().invoke(app, ["bench", "leaderboard", *options[4:], "--pairs", "scenes", "--out", "board"])
+    assert more.exit_code == 0, more.output
+    rows = Store(tmp_path / "board" / "scenes").rows()
+    assert set(rows["metric"]) == {"sparseness", "insertion_minus_deletion(steps=4)"}, (
+        "the folder can be measured further"
+    )
+
+
+def test_metrics_and_pairs_of_the_leaderboard_are_chosen_by_name_or_call() -> None:
+    wanted = ["insertion(steps=56)", "box_localization", "discriminativity"]
+    suite = open_suite("leaderboard", None, ["random"], wanted, ["samples", "scenes", "pets"])
+    plans = {pair.name: pair.plan.metrics if pair.plan else pair.missing for pair in suite.pairs}
+    assert plans == {
+        "scenes": (
+            "insertion(steps=56)", "box_localization", "box_localization(kind=max_box_acc)",
+            "discriminativity", "discriminativity(reading=hit)",
+        ),
+        "samples": ("insertion(steps=56)",),
+        "pets": "DIR/data/pets",
+    }  # fmt: skip
+    (pair,) = open_suite("leaderboard", None, ["random"], ["discriminativity"], ["samples"]).pairs
+    assert pair.plan is None
+    assert pair.missing == "metric discriminativity in its plan"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model", "photo"], "leaderboard determines its models, metrics and images: leave out --model"),
-        (["--images", "3", "--metrics", "saco"], "leave out --metrics, --images"),
+        (["--model", "photo"], "leaderboard determines its models and images: leave out --model"),
+        (["--images", "3", "--metrics", "sparseness"], "leave out --images"),
+        (["--metrics", "saco"], "--metrics saco is not in this plan: expected "),
+        (["--pairs", "scenes,nowhere"], "--pairs nowhere is not in this plan: expected "),
         (["--data", "nowhere"], "'nowhere' is not a folder"),
         (["--shard", "3/2"], "a shard is i/n"),
         (["--methods", "no_such_method"], "no_such_method"),

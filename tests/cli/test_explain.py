@@ -7,8 +7,10 @@ import errno
 import json
 import os
 import re
+import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ from tests.cli.common import OVERVIEW, Run, error_line, files_in, noise, results
 import vitrail
 from vitrail.bench.run import load_model
 from vitrail.bench.store import Store
+from vitrail.cli import explain
 from vitrail.cli.outputs import MAX_LENGTH, join_parts, params_part
+from vitrail.explanation import Explanation
 from vitrail.show.figure import contact_sheet
 
 
@@ -600,3 +604,66 @@ def test_every_skipped_file_is_in_the_table(vit: Run, tiny: list[str], shelf: Pa
     assert set(skipped) == {f"note-{number}.heic" for number in range(30)}
     assert all("pillow-heif" in reason for reason in skipped.values())
     assert len(rows) == 33
+
+
+def test_results_are_written_and_reported_in_order(
+    vit: Run, tiny: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures are drawn in threads: the second is ready before the first."""
+    monkeypatch.setattr("vitrail.pipeline.threads", lambda: 2)
+    second, draw = threading.Event(), explain.Run._drawn
+
+    def drawn(self: explain.Run, name: str, *arguments: Any) -> explain.Drawn:
+        if name == "0.png":
+            assert second.wait(60)
+        try:
+            return draw(self, name, *arguments)
+        finally:
+            if name == "1.png":
+                second.set()
+
+    monkeypatch.setattr(explain.Run, "_drawn", drawn)
+    (place / "many").mkdir()
+    for number in range(6):
+        noise(number).save(place / "many" / f"{number}.png")
+    (place / "many" / "2.png").write_bytes(b"broken")
+    assert vit("explain", "many", *tiny, "--no-trust").code == 1
+    with open(place / "vitrail-out" / "explanations.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [Path(row["image"]).name for row in rows] == [f"{number}.png" for number in range(6)]
+    assert [bool(row["error"]) for row in rows] == [number == 2 for number in range(6)]
+    assert all(Path(row["picture"]).is_file() for row in rows if not row["error"])
+
+
+@pytest.mark.parametrize("place_of_the_stop", ["trust", "write"])
+def test_ctrl_c_keeps_what_is_explained_and_no_picture_is_missing_from_the_table(
+    place_of_the_stop: str, vit: Run, tiny: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitrail.pipeline.threads", lambda: 2)
+    (place / "many").mkdir()
+    for number in range(6):
+        noise(number).save(place / "many" / f"{number}.png")
+    calls = 0
+
+    def stop_at_the_fourth(function: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                raise KeyboardInterrupt
+            return function(*arguments)
+
+        return counted
+
+    if place_of_the_stop == "trust":  # while the fourth is explained
+        monkeypatch.setattr(Explanation, "trust", stop_at_the_fourth(Explanation.trust))
+    else:  # while others are explained and drawn
+        monkeypatch.setattr(explain, "write_together", stop_at_the_fourth(explain.write_together))
+    result = vit("explain", "many", *tiny)
+    assert result.code == 130, result.err
+    out = place / "vitrail-out"
+    with open(out / "explanations.csv", newline="", encoding="utf-8") as file:
+        listed = [Path(row["picture"]).name for row in csv.DictReader(file)]
+    assert listed == [f"{number}.decompx.skipplus.png" for number in range(3)]
+    assert {path.name for path in out.glob("*.png")} == {*listed, "contact-sheet.png"}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitrail-ahead")]

@@ -40,6 +40,68 @@ def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
+# Of the extras, and the modules of the server that need pydantic: it comes with fastapi, and newer versions of typer
+# need it, too.
+EXTRAS = [
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "multipart",
+    "cachetools",
+    "ray",
+    "transformers",
+    "h5py",
+    "skimage",
+    "ipywidgets",
+]
+EXTRAS += ["vitrail.app.server.schemas", "vitrail.app.server.routes"]
+MISSING = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Installed(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in {EXTRAS} else super().find_spec(name, path, target)
+
+sys.meta_path = [Installed if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def without_extras(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    """The command line where no extra is installed."""
+    code = f"{MISSING}\nsys.argv = ['vitrail', *{[*map(str, arguments)]}]\nimport vitrail.cli\nvitrail.cli.main()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_no_extra_is_needed_to_explain_and_to_measure(place: Path) -> None:
+    for command in COMMANDS:
+        done = without_extras(command, "--help")
+        assert done.returncode == 0, done.stderr
+    chosen = [
+        "--methods",
+        "random",
+        "--metrics",
+        "sparseness",
+        "--device",
+        "cpu",
+        "--pairs",
+        "scenes",
+        "--shard",
+        "1/64",
+    ]
+    done = without_extras("bench", "leaderboard", *chosen, "--out", place / "board")
+    assert done.returncode == 0, done.stderr
+    assert (place / "board" / "scenes" / "plan.toml").exists()
+    assert (place / "board" / "leaderboard.html").exists()
+
+
+def test_a_missing_extra_is_named() -> None:
+    done = without_extras("serve")
+    assert done.returncode == 1
+    assert "vitrail[app]" in done.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_in_the_file_of_its_name(name: str) -> None:
     module = "listing" if name in ("models", "methods", "metrics", "data") else name.partition("-")[0]
@@ -113,13 +175,13 @@ def test_a_second_sigterm_does_not_interrupt_the_saving(
 
     write = explain.Run.write_overview
     monkeypatch.setattr(explain.Run, "write_overview", terminate_then_write)
-    explain_image = explain.Run.explain_image
+    record = explain.Run._record
 
-    def explain_then_terminate(*arguments: Any, **options: Any) -> None:
-        explain_image(*arguments, **options)
+    def record_then_terminate(*arguments: Any, **options: Any) -> None:
+        record(*arguments, **options)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(explain.Run, "explain_image", explain_then_terminate)
+    monkeypatch.setattr(explain.Run, "_record", record_then_terminate)
     result = vit("explain", album, *tiny)
     assert result.code == 143
     assert "everything written so far is complete" in result.err

@@ -129,6 +129,8 @@ def test_missing_and_empty_folders(tmp_path):
         ("file,label\nb.png,1\nsub/a.png,\n", [1, None], None),
         ("file\nb.png\nsub/a.png\n", [None, None], None),
         ("file,wnid\nb.png,n02\nsub/a.png,n01\n", [1, 0], ("n01", "n02")),
+        ("file,wnid\nb.png,n03888257\nsub/a.png,n09999999\n", [0, 1], ("parachute", "n09999999")),
+        ("file,index,wnid\nb.png,1,n03888257\nsub/a.png,0,n01440764\n", [1, 0], ("tench", "parachute")),
         ("\ufefffile,label\r\nb.png,7a\r\n\r\nsub/a.png,7\r\n", [1, 0], ("7", "7a")),
     ],
 )

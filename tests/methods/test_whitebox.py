@@ -60,12 +60,13 @@ def plain_rollout(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
 
 
 def half_rollout(maps: Callable[..., list[Tensor]]) -> Callable[..., Tensor]:
-    """½I + ½T̄ with rows normalised to one (SkipPLUS, equation 2), as whole matrices."""
+    """½I + ½T̄ with rows normalised to one (SkipPLUS, equation 2), as whole matrices; who gets nothing stays."""
 
     def oracle(family, module, images, target):  # type: ignore[no-untyped-def]
         layers = maps(family, module, images)
         eye = torch.eye(layers[0].shape[-1], dtype=DOUBLE)
-        mixed = [(eye + layer / layer.sum(-1, keepdim=True)) / 2 for layer in layers]
+        totals = [layer.sum(-1, keepdim=True) for layer in layers]
+        mixed = [torch.where(t > 0, (eye + layer / t) / 2, eye) for layer, t in zip(layers, totals, strict=True)]
         return decomposition.rolled(mixed, readout(family, module, images))
 
     return oracle

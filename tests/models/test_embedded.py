@@ -146,3 +146,35 @@ def test_importing_loads_no_weights() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", names())
+def test_their_network_is_that_of_timm(name: str) -> None:
+    """They were trained as timm's, and its weights fit ours under the same names."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    module = vitrail.load(name).module
+    ours = getattr(getattr(module, "model", module), "vision", module)
+    theirs = VisionTransformer(**card(name)["architecture"]).eval()
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    images = torch.randn(2, 3, *ours.patch_embed.img_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(ours.double()(images.double()), theirs.double()(images.double()), rtol=0, atol=1e-12)
+
+
+def test_a_module_of_ours_is_wrapped_like_any_other() -> None:
+    module = vitrail.load("photo").module
+    view = vitrail.wrap(module, mean=(0.5, 0.5, 0.5))
+    assert (view.has_tokens, view.size, view.num_classes, view.name) == (True, (64, 64), 200, "VisionTransformer")
+
+
+def test_explaining_with_one_imports_no_other_library_of_models() -> None:
+    """timm and torchvision take longer to import than the explanation."""
+    code = (
+        "import sys, vitrail; from vitrail.samples import open_sample;"
+        "explanation = vitrail.explain('photo', open_sample('coffee.jpg')); explanation.trust(); explanation.picture();"
+        "print(explanation.label, sorted({'timm', 'torchvision', 'transformers', 'pandas', 'captum', 'scipy.stats',"
+        "'torch._dynamo'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "espresso []"

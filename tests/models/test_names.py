@@ -27,7 +27,7 @@ def representatives() -> list[str]:
 
 def level(name: str) -> str | None:
     """What a view of the model offers, without its weights."""
-    shallow: dict[str, Any] = {"depth": 2} if source(name) in (*PLAIN, "xcit", "cait") and "sapiens" not in name else {}
+    shallow: dict[str, Any] = {"depth": 2} if source(name) in (*PLAIN, "xcit") and "sapiens" not in name else {}
     with torch.device("meta"):
         module = timm.create_model(name, num_classes=3, **shallow)
         if not module.num_classes:

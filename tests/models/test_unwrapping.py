@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,16 @@ from tests import families
 from tests.helpers import assert_same_state, state_of
 from tests.models.tiny import NAME, TINY, picture
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torchvision import transforms
 from torchvision.transforms import v2
 
 import vitrail
 from vitrail import VitrailError
 from vitrail.engine.trace import trace
+from vitrail.metrics.sanity import randomised
 from vitrail.models.black_box import BlackBox
 from vitrail.models.vit import ViT
 
@@ -36,16 +42,65 @@ AROUND: dict[str, Callable[[nn.Module], Any]] = {
     "parallel": nn.DataParallel,
     "compiled parallel": lambda module: torch.compile(nn.DataParallel(module), backend="eager"),
     "parallel compiled": lambda module: nn.DataParallel(torch.compile(module, backend="eager")),
+    "distributed": nn.parallel.DistributedDataParallel,
+    "averaged": torch.optim.swa_utils.AveragedModel,
+    "moving average": timm.utils.ModelEmaV3,
 }
 
 
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("around", AROUND)
-def test_what_training_puts_around_a_network_is_taken_off(around: str) -> None:
+def test_what_training_puts_around_a_network_is_taken_off(around: str, group: None) -> None:
     module = tiny()
     view = vitrail.wrap(AROUND[around](module))
     assert isinstance(view, ViT)
-    assert view.module is module
+    assert view.module is module or "average" in around  # of a copy
     assert torch.equal(view.logits(picture()), vitrail.wrap(module).logits(picture()))
+
+
+@pytest.mark.parametrize("put", [lambda block: torch.compile(block, backend="eager"), checkpoint_wrapper])
+def test_what_training_puts_around_blocks_is_looked_through(put: Callable[[nn.Module], nn.Module]) -> None:
+    module, expected = tiny(), vitrail.wrap(tiny()).logits(picture())
+    for number, block in enumerate(module.blocks):
+        module.blocks[number] = put(block)
+    view = vitrail.wrap(module)
+    assert isinstance(view, ViT)
+    assert torch.equal(view.logits(picture()), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sharded_networks_say_how_to_gather_them(group: None) -> None:
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    blocks, whole = tiny(), tiny()
+    blocks.blocks[0] = FullyShardedDataParallel(blocks.blocks[0], device_id=torch.device("cpu"))
+    for sharded in (
+        FullyShardedDataParallel(tiny(), device_id=torch.device("cpu")),
+        blocks,
+        fully_shard(whole, mesh=mesh),
+    ):
+        with pytest.raises(
+            VitrailError, match=r"is sharded \((FSDP|.*DTensor)\): gather the weights .*full_state_dict"
+        ):
+            vitrail.wrap(sharded)
+    options = StateDictOptions(full_state_dict=True)  # as the message says
+    plain = tiny()
+    plain.load_state_dict(get_model_state_dict(whole, options=options))
+    assert torch.equal(vitrail.wrap(plain).logits(picture()), vitrail.wrap(tiny()).logits(picture()))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_programs_are_refused() -> None:
+    for program in (torch.jit.trace(tiny(), picture()), torch.export.export(tiny(), (picture(),)).module()):
+        with pytest.raises(VitrailError, match="traced or exported program: give the module it was made from"):
+            vitrail.wrap(program, **INPUT)
 
 
 def test_hooks_around_are_refused() -> None:
@@ -84,8 +139,11 @@ def test_a_class_around_a_vit_is_a_black_box_that_names_it() -> None:
     module = Classifier(tiny())
     view = vitrail.wrap(module, **INPUT)
     assert isinstance(view, BlackBox)
-    assert "It has one inside, network (VisionTransformer): give that to wrap()" in view.note
+    advice = r"Its part network is a VisionTransformer: give that to wrap\(\)"
+    assert re.search(advice, view.note)
     assert torch.equal(view.logits(picture()), module(picture()))
+    with pytest.raises(VitrailError, match=advice):
+        vitrail.wrap(module)
 
 
 class Grey(nn.Module):
@@ -95,6 +153,62 @@ class Grey(nn.Module):
         return images.mean(1, keepdim=True)
 
 
+class Normalise(nn.Module):
+    """A normalisation of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.1, 0.2, 0.3])[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / 0.4
+
+
+class WithDepth(nn.Module):
+    """RGB → four channels."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([images, images.square().mean(1, keepdim=True)], dim=1)
+
+
+CHAINS: dict[str, tuple[list[nn.Module], int]] = {
+    "normalisation": ([Normalise()], 3),
+    "grey": ([Grey()], 1),
+    "torchvision's": ([transforms.Grayscale(), transforms.Normalize([0.4], [0.2])], 1),
+    "four channels": ([Normalise(), WithDepth()], 4),
+}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_vit_behind_layers_of_ones_own_is_seen_through(kind: str) -> None:
+    front, channels = CHAINS[kind]
+    module = nn.Sequential(*front, tiny(in_chans=channels)).double()
+    images = picture().double()
+    view = vitrail.wrap(module, **INPUT)
+    assert isinstance(view, ViT)
+    torch.testing.assert_close(view.logits(images), module(images).detach())
+    result = trace(view, images, rule="frozen", keep={"x", "gx", "bias"})
+    gap = result.y - (result["x"][0] * result["gx"][0]).sum((1, 2)) - result.bias_from(0)
+    assert gap.abs().max() < 1e-12
+    assert vitrail.explain(view, images[0], "integrated_gradients", target=1, steps=2).map.std() > 0
+    with pytest.raises(VitrailError, match="it has layers before its patches"):
+        vitrail.explain(view, images[0], "epsilon_lrp")
+    module.register_forward_hook(lambda _, __, out: 2 * out)
+    with pytest.raises(VitrailError, match="the Sequential has hooks: register them on its parts"):
+        vitrail.wrap(module, **INPUT)
+
+
+def test_layers_that_change_the_size_make_a_black_box() -> None:
+    for front in (transforms.Resize((32, 32)), nn.AvgPool2d(2)):
+        view = vitrail.wrap(nn.Sequential(front, tiny()), img_size=64, mean=HALF, std=HALF)
+        assert isinstance(view, BlackBox)
+        assert view.size == (64, 64)
+        assert "its first parts change the size of images of 64×64 pixels" in view.note
+        assert "Its part 1 is a VisionTransformer" in view.note
+    view = vitrail.wrap(nn.Sequential(transforms.Resize((32, 32)), tiny()), mean=HALF, std=HALF, img_size=32)
+    assert isinstance(view, ViT), "nothing is resized"
+
+
 @pytest.mark.parametrize("name", [NAME, "resnet10t"])
 def test_other_channels_say_what_to_do_and_that_works(name: str) -> None:
     module = timm.create_model(name, num_classes=3, in_chans=1, **(TINY if name == NAME else {})).eval()
@@ -102,7 +216,8 @@ def test_other_channels_say_what_to_do_and_that_works(name: str) -> None:
         vitrail.wrap(module, img_size=32 if name != NAME else None)
     whole = nn.Sequential(Grey(), module)
     view = vitrail.wrap(whole, **INPUT)
-    assert torch.equal(view.logits(picture()), whole(picture()))
+    assert isinstance(view, ViT if name == NAME else BlackBox)
+    torch.testing.assert_close(view.logits(picture()), whole(picture()).detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_transformers_wrapper_of_timm_models_is_the_timm_model() -> None:
@@ -159,7 +274,136 @@ def test_lora_is_seen_merged(name: str, targets: list[str], saved: list[str] | N
     torch.testing.assert_close(view.logits(images), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_dora_is_refused_with_what_to_do() -> None:
-    adapted = lora(tiny(), target_modules=["qkv"], use_dora=True)
-    with pytest.raises(VitrailError, match=r"merge_and_unload\(\)"):
-        vitrail.wrap(adapted)
+ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DoRA": ("LoraConfig", {"use_dora": True}),
+    "rank-stabilised LoRA": ("LoraConfig", {"use_rslora": True, "bias": "all"}),
+    "AdaLoRA": ("AdaLoraConfig", {"total_step": 10}),
+    "IA3": ("IA3Config", {"feedforward_modules": []}),
+    "LoHa": ("LoHaConfig", {}),
+    "OFT": ("OFTConfig", {"oft_block_size": 8}),
+    "VeRA": ("VeraConfig", {}),
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_other_adapters_are_seen_merged(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    config, options = ADAPTERS[kind]
+    adapted = peft.get_peft_model(tiny(), getattr(peft, config)(target_modules=["qkv", "fc1"], **options)).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    expected = adapted(picture()).detach()
+    assert not torch.allclose(expected, tiny()(picture()), atol=1e-3)
+    before = state_of(adapted)
+    view = vitrail.wrap(adapted)
+    assert isinstance(view, ViT)
+    torch.testing.assert_close(view.logits(picture()), expected, atol=1e-5, rtol=1e-5)
+    assert_same_state(before, state_of(adapted))
+
+
+class Packed(Tensor):
+    """As torchao's weights for int8: integers with a scale per row, which say that they are float32."""
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor, scale: Tensor) -> Packed:
+        return Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype, device=scale.device)
+
+    def __init__(self, numbers: Tensor, scale: Tensor) -> None:
+        self.numbers, self.scale = numbers, scale
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Packed:
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        return cls((weight / scale).round().to(torch.int8), scale)
+
+    def dequantize(self) -> Tensor:
+        return self.numbers * self.scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scale)
+        plain = [arg.dequantize() if isinstance(arg, cls) else arg for arg in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def pack(module: nn.Module) -> nn.Module:
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.weight = nn.Parameter(Packed.of(part.weight.detach()), requires_grad=False)
+    return module
+
+
+def pack_by_torchao(module: nn.Module) -> nn.Module:
+    quantization = pytest.importorskip("torchao.quantization")
+    quantization.quantize_(module, quantization.Int8WeightOnlyConfig())
+    return module
+
+
+@pytest.mark.parametrize("way", [pack, pack_by_torchao])
+@pytest.mark.filterwarnings("ignore")
+def test_weights_of_eight_bits_are_seen_unpacked(way: Callable[[nn.Module], nn.Module]) -> None:
+    module = way(tiny())
+    view = vitrail.wrap(module)
+    assert isinstance(view, ViT)
+    torch.testing.assert_close(view.logits(picture()), module(picture()).detach(), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(view.logits(picture()), tiny()(picture()), atol=1e-5), "it is quantised"
+    result = trace(view, picture(), rule="frozen", keep={"x", "gx", "bias"})
+    gap = result.y - (result["x"][0] * result["gx"][0]).sum((1, 2)) - result.bias_from(0)
+    assert gap.abs().max() < 1e-5
+    assert view.fingerprint() == vitrail.wrap(way(tiny())).fingerprint() != vitrail.wrap(tiny()).fingerprint()
+    with pytest.raises(VitrailError, match="its weights are quantised, so that none can be drawn anew"):
+        next(randomised(view, "cascading", seed=0))
+
+
+HEADS: dict[str, Callable[[int], list[nn.Module]]] = {
+    "one hidden layer": lambda width: [nn.Linear(width, 12), nn.GELU(), nn.Dropout(0.3), nn.Linear(12, 4)],
+    "norm": lambda width: [nn.LayerNorm(width), nn.Linear(width, 4)],
+    "norms and layers": lambda width: [
+        nn.LayerNorm(width), nn.Linear(width, 12), nn.ReLU(), nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 4)),
+    ],
+    "batch norms": lambda width: [
+        nn.BatchNorm1d(width), nn.Linear(width, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4),
+    ],
+    "layers without activation": lambda width: [nn.Linear(width, 12), nn.Linear(12, 4)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", HEADS)
+def test_heads_of_several_layers(layers: str) -> None:
+    module = tiny()
+    module.head = nn.Sequential(*HEADS[layers](module.num_features))
+    families.randomize(module, seed=3)
+    generator = torch.Generator().manual_seed(5)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm1d):
+            part.running_mean.copy_(torch.randn(part.num_features, generator=generator))
+            part.running_var.copy_(torch.rand(part.num_features, generator=generator) + 0.5)
+    module.double().eval()
+    images = picture().double()
+    view = vitrail.wrap(module)
+    torch.testing.assert_close(view.logits(images), module(images).detach())
+    result = trace(view, images, rule="frozen", keep={"x", "gx", "bias"})
+    gap = result.y - (result["x"][0] * result["gx"][0]).sum((1, 2)) - result.bias_from(0)
+    assert gap.abs().max() < 1e-12
+    keep = torch.arange(view.grid[0] * view.grid[1])[None].expand(len(images), -1)
+    torch.testing.assert_close(view.encode(view.embed(images), keep), module(images).detach())
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        (nn.Softmax(1), "Softmax is not supported: the logits are explained: give the head without it"),
+        (nn.ReLU(), "a head must end in a linear layer"),
+        (nn.LayerNorm(4), "a head must end in a linear layer"),
+        (nn.BatchNorm1d(4, track_running_stats=False), "it keeps no statistics"),
+    ],
+)
+def test_heads_that_end_in_something_else_say_what_to_do(last: nn.Module, message: str) -> None:
+    module = tiny()
+    module.head = nn.Sequential(nn.Linear(module.num_features, 4), last).eval()
+    with pytest.raises(VitrailError, match=message):
+        vitrail.wrap(module)

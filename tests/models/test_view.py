@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
+import timm
 import torch
 from tests import families
 from tests.families import FAMILIES, HIERARCHICAL, OPAQUE
@@ -20,6 +22,7 @@ from vitrail.core.precision import lowered
 from vitrail.engine.trace import trace
 from vitrail.methods.registry import build_method
 from vitrail.models.black_box import BlackBox
+from vitrail.models.vit import ViT
 
 SINGLE = torch.float32
 
@@ -132,6 +135,67 @@ def test_what_cannot_be_written_as_operations_is_a_black_box_with_the_reason(nam
     assert torch.equal(view.logits(images), module(images))
     with pytest.raises(VitrailError, match=class_name):
         vitrail.wrap(module, head=nn.Linear(families.WIDTH, 3), pool="avg")
+
+
+FLEXIBLE = {"pos_embed_grid_size": (5, 6)}
+GEMMA = {"head_dim": 16, "intermediate_size": 48, "position_embedding_size": 9}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "class attention without a class": ("cait_xxs24_224", {"img_size": (24, 32), "global_pool": "avg"}),
+    "attention pool": ("naflexvit_base_patch16_map", FLEXIBLE),
+    "attention pool of all tokens": (
+        "naflexvit_base_patch16_map", {"pool_include_prefix": True, "pre_norm": True, "qk_norm": True},
+    ),
+    "positions cut out of a square": ("naflexvit_base_patch16_radio_v3", FLEXIBLE),
+    "convolution": ("naflexvit_base_patch16_gap", {**FLEXIBLE, "embed_proj_type": "conv", "global_pool": "avgmax"}),
+    "channels first": ("naflexvit_base_patch16_gap", {**FLEXIBLE, "patchify_channels_last": False}),
+    "mixed rotations": ("naflexvit_base_patch16_gap", {"rope_type": "mixed", "pos_embed": "none"}),
+    "rotations by axes": ("naflexvit_base_patch16_gap", {"rope_type": "mrope", "rope_mrope_section": (2, 3, 3)}),
+    "shared keys": (
+        "naflexvit_base_patch16_gap",
+        {"attn_type": "rope", "num_kv_heads": 1, "attn_gated": True, "qkv_fused": False, "attn_only_layer_scale": True},
+    ),
+    "shared normed values": ("gemma4_vit_570m", {**GEMMA, "num_kv_heads": 1}),
+    "patches that are not square": ("gemma4_vit_570m", {**GEMMA, "patch_size": (8, 4), "final_norm": False}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_of_networks_have_their_logits(variant: str) -> None:
+    name, options = VARIANTS[variant]
+    tiny = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5, "patch_size": 8}
+    module = timm.create_model(name, **{**tiny, **options}).eval()
+    families.randomize(module, seed=0)
+    view = vitrail.wrap(module, img_size=None if "img_size" in options else (24, 32))
+    assert isinstance(view, ViT)
+    images = torch.randn(2, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert relative(view.logits(images), module(images)) < 1e-5
+
+
+def test_a_network_of_any_shape_is_seen_at_sizes_that_divide_into_patches() -> None:
+    module = timm.create_model("naflexvit_base_patch16_gap", embed_dim=32, depth=1, num_heads=2, num_classes=3)
+    assert vitrail.wrap(module).size == (384, 384)
+    with pytest.raises(
+        VitrailError, match="16×16 pixels, which 100×96 pixels are no multiple of: give another img_size"
+    ):
+        vitrail.wrap(module, img_size=(100, 96))
+
+
+def test_layers_that_clip_are_a_black_box_until_they_do_not() -> None:
+    module = timm.create_model("gemma4_vit_167m", embed_dim=32, depth=1, num_heads=2, num_classes=3, **GEMMA).eval()
+    families.randomize(module, seed=0)
+    assert isinstance(vitrail.wrap(module, img_size=32), ViT), "bounds at infinity clip nothing"
+    for part in module.modules():
+        if hasattr(part, "input_max"):
+            part.input_max.fill_(0.5)
+    view = vitrail.wrap(module, img_size=32)
+    assert isinstance(view, BlackBox)
+    assert "set_clamp_enabled(False)" in view.note
+    clipped = view.logits(torch.ones(1, 3, 32, 32))
+    module.set_clamp_enabled(False)
+    view = vitrail.wrap(module, img_size=32)
+    assert isinstance(view, ViT)
+    assert not torch.allclose(view.logits(torch.ones(1, 3, 32, 32)), clipped, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", HIERARCHICAL)

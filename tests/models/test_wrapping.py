@@ -232,7 +232,7 @@ def _altered(part: str, new: Callable[[nn.Module], nn.Module], **options: Any) -
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "a head must be a linear layer"),
+        (_altered("head", lambda old: nn.Sequential(old, nn.ReLU())), "a head must end in a linear layer"),
         (_altered("blocks.0.attn.qkv", nn.Sequential), "expected a linear layer"),
         (_altered("blocks.1.mlp.fc1", nn.Sequential), "expected a linear layer"),
         (_altered("head", lambda old: old, in_chans=1), "1 colour channels"),

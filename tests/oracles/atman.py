@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 from tests.families import Family
-from tests.oracles.attention import join_heads, rotate, run_mlp, softmax, split_heads
+from tests.oracles.attention import among, join_heads, mixing, rotate, run_mlp, scores_of, softmax, split_heads
 from tests.oracles.network import pool
 from tests.oracles.recipe import Attention, AttentionPool, Block, Recipe, describe
 from torch import Tensor, nn
@@ -27,19 +27,20 @@ def self_attention(attention: Attention, u: Tensor, factors: Tensor) -> Tensor:
     q, k = attention.q_norm(q), attention.k_norm(k)
     if attention.rotary is not None:
         q, k = rotate(q, attention.rotary), rotate(k, attention.rotary)
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    if attention.score_bias is not None:
-        scores = scores + attention.score_bias
-    mixed = attention.inner_norm(join_heads(softmax(suppress(scores, factors)) @ v))
+    scores = scores_of(attention, q, k)
+    part = scores[:, :, attention.queries, attention.keys]
+    scores[:, :, attention.queries, attention.keys] = suppress(part, factors[attention.keys])
+    weights = mixing(attention, among(attention, scores))
+    mixed = attention.inner_norm(join_heads(weights @ attention.v_norm(v)))
     return attention.out(attention.gated(mixed, u))
 
 
 def run_block(block: Block, x: Tensor, factors: Tensor) -> Tensor:
     u = block.norm1(x)
     branch = block.after1(self_attention(block.attention, u, factors))
-    x = x + (branch if block.scale1 is None else block.scale1 * branch)
+    x = x + block.changed(branch if block.scale1 is None else block.scale1 * branch)
     branch = block.after2(run_mlp(block.mlp, u if block.parallel else block.norm2(x)))
-    return x + (branch if block.scale2 is None else block.scale2 * branch)
+    return x + block.changed(branch if block.scale2 is None else block.scale2 * branch)
 
 
 def attention_pool(pool: AttentionPool, patches: Tensor, factors: Tensor) -> Tensor:

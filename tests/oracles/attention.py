@@ -6,7 +6,7 @@ import functools
 
 import torch
 from tests.families import Family
-from tests.oracles.recipe import Attention, AttentionPool, Block, Mlp, Recipe, Rotary, describe, version
+from tests.oracles.recipe import Affine, Attention, AttentionPool, Block, Mlp, Recipe, Rotary, describe, version
 from torch import Tensor, nn
 
 
@@ -25,9 +25,10 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     n = rotary.cos.shape[-2]
     prefix, patches = x[..., :-n, :], x[..., -n:, :]
     turned = torch.empty_like(patches)
-    width = patches.shape[-1]
-    for i in range(width // 2):
-        a, b = (i, i + width // 2) if rotary.half else (2 * i, 2 * i + 1)
+    width = patches.shape[-1] // rotary.sections
+    for pair in range(patches.shape[-1] // 2):
+        i, start = pair % (width // 2), pair // (width // 2) * width
+        a, b = (start + i, start + i + width // 2) if rotary.half else (start + 2 * i, start + 2 * i + 1)
         cos, sin = rotary.cos[..., a], rotary.sin[..., a]
         turned[..., a] = patches[..., a] * cos - patches[..., b] * sin
         turned[..., b] = patches[..., b] * cos + patches[..., a] * sin
@@ -45,12 +46,42 @@ def attention_weights(attention: Attention, u: Tensor, visible: Tensor | None = 
     k = attention.k_norm(split_heads(attention.k(u), attention.heads))
     if attention.rotary is not None:
         q, k = rotate(q, attention.rotary), rotate(k, attention.rotary)
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    if attention.score_bias is not None:
-        scores = scores + attention.score_bias
+    scores = scores_of(attention, q, k)
     if visible is not None:
         scores = scores.masked_fill(~visible[:, None, None, :], -torch.inf)
-    return softmax(scores)
+    return among(attention, scores)
+
+
+def scores_of(attention: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """Scaled products of queries and keys (B, H, n, n), mixed by talking heads, with the bias of positions."""
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if attention.scale is None else attention.scale)
+    if attention.talk is not None:
+        scores = over_heads(attention.talk[0], scores)
+    return scores if attention.score_bias is None else scores + attention.score_bias
+
+
+def over_heads(affine: Affine, weights: Tensor) -> Tensor:
+    """A layer over the heads of (B, H, n, n)."""
+    return affine(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def among(attention: Attention, scores: Tensor) -> Tensor:
+    """The softmax of the scores of the tokens that take part; those that do not attend see themselves alone."""
+    weights = torch.eye(scores.shape[-1], dtype=scores.dtype).repeat(*scores.shape[:2], 1, 1)
+    scores = scores[:, :, attention.queries, attention.keys]
+    weights[:, :, attention.queries, attention.keys] = softmax(scores).where(scores > -torch.inf, 0.0)
+    return weights
+
+
+def mixing(attention: Attention, weights: Tensor, visible: Tensor | None = None) -> Tensor:
+    """What values are multiplied by (B, H, n, n): attention, mixed by talking heads; zero where none takes part."""
+    if attention.talk is not None:
+        weights = over_heads(attention.talk[1], weights)
+    if visible is not None:
+        weights = weights * visible[:, None, None, :]
+    part = torch.zeros_like(weights[0, 0])
+    part[attention.queries, attention.keys] = 1
+    return weights * part
 
 
 def pool_weights(pool: AttentionPool, patches: Tensor, visible: Tensor | None = None) -> Tensor:
@@ -72,11 +103,12 @@ def run_block(block: Block, x: Tensor, visible: Tensor | None = None) -> tuple[T
     """x_l → (x_{l+1}, A_l)."""
     attention, u = block.attention, block.norm1(x)
     weights = attention_weights(attention, u, visible)
-    mixed = join_heads(weights @ split_heads(attention.v(u), attention.heads))
+    v = attention.v_norm(split_heads(attention.v(u), attention.heads))
+    mixed = join_heads(mixing(attention, weights, visible) @ v)
     branch = block.after1(attention.out(attention.gated(attention.inner_norm(mixed), u)))
-    x = x + (branch if block.scale1 is None else block.scale1 * branch)
+    x = x + block.changed(branch if block.scale1 is None else block.scale1 * branch)
     branch = block.after2(run_mlp(block.mlp, u if block.parallel else block.norm2(x)))
-    return x + (branch if block.scale2 is None else block.scale2 * branch), weights
+    return x + block.changed(branch if block.scale2 is None else block.scale2 * branch), weights
 
 
 def run_blocks(recipe: Recipe) -> tuple[Tensor, list[Tensor]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from tests.families import Family
-from tests.oracles.attention import attention_weights, readout, run_block, split_heads
+from tests.oracles.attention import attention_weights, mixing, readout, run_block, split_heads
 from tests.oracles.recipe import Block, describe
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ def moved_values(block: Block, x: Tensor, value_bias: bool = True) -> Tensor:
 
 def attention_vectors(block: Block, x: Tensor, value_bias: bool = True) -> Tensor:
     """Σ_h A_ij^h f_j^h (B, n, n, d)."""
-    weights = attention_weights(block.attention, block.norm1(x))
+    weights = mixing(block.attention, attention_weights(block.attention, block.norm1(x)))
     return torch.einsum("bhij,bhjd->bijd", weights, moved_values(block, x, value_bias))
 
 
@@ -50,19 +50,20 @@ def residual_vectors(block: Block, x: Tensor, value_bias: bool = True) -> Tensor
 
 def middle(block: Block, x: Tensor) -> Tensor:
     """The stream after attention."""
-    weights = attention_weights(block.attention, block.norm1(x))
+    weights = mixing(block.attention, attention_weights(block.attention, block.norm1(x)))
     branch = torch.einsum("bhij,bhjd->bid", weights, moved_values(block, x))
     bias = block.attention.out.bias
     if bias is not None:
         branch = branch + (bias if block.scale1 is None else block.scale1 * bias)
-    return x + branch
+    return x + block.changed(branch)
 
 
 def globenc_vectors(block: Block, x: Tensor, value_bias: bool = True, layer_scale: bool = True) -> Tensor:
     """V + γ2 ⊙ LN2frozen(V): the MLP replaced by the identity, LN2 with the deviation of the real stream, no β."""
     V = residual_vectors(block, x, value_bias)
     branch = linear_part(block.norm2, V, middle(block, x)[:, :, None])
-    return V + (branch if block.scale2 is None or not layer_scale else block.scale2 * branch)
+    branch = branch if block.scale2 is None or not layer_scale else block.scale2 * branch
+    return V + block.changed(branch.flatten(2)).view_as(branch)
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 from tests.families import Family
-from tests.oracles.attention import attention_weights, join_heads, pool_weights, run_block, split_heads
-from tests.oracles.recipe import Affine, AttentionPool, Block, Mlp, Readout, Recipe, Unit, describe
+from tests.oracles.attention import attention_weights, join_heads, mixing, pool_weights, run_block, split_heads
+from tests.oracles.recipe import Affine, Attention, AttentionPool, Block, Mlp, Readout, Recipe, Unit, describe
 from torch import Tensor, nn
 
 
@@ -147,15 +147,28 @@ def _mlp(mlp: Mlp, stream: Stream) -> Stream:
 def _block(block: Block, stream: Stream) -> Stream:
     attention, normed = block.attention, _norm(block.norm1, stream)
     weights = attention_weights(attention, normed.x)
-    mixed = _mix(weights, _linear(attention.v, normed))
+    mixed = _mix(mixing(attention, weights), _of_heads(attention, _linear(attention.v, normed)))
     mixed = _norm(attention.inner_norm, mixed)
     if attention.gate is not None:  # a constant factor of each channel
         gate = torch.sigmoid(attention.gate(normed.x))
         mixed = _checked(mixed.x * gate, mixed.parts * gate[:, :, None])
     branch = _linear(attention.out, mixed)
-    stream = _add(stream, _scale(block.scale1, _norm(block.after1, branch)))
+    stream = _add(stream, _changed(block, _scale(block.scale1, _norm(block.after1, branch))))
     branch = _mlp(block.mlp, normed if block.parallel else _norm(block.norm2, stream))
-    return _add(stream, _scale(block.scale2, _norm(block.after2, branch)))
+    return _add(stream, _changed(block, _scale(block.scale2, _norm(block.after2, branch))))
+
+
+def _changed(block: Block, branch: Stream) -> Stream:
+    return _checked(block.changed(branch.x), block.changed(branch.parts.flatten(2)).view_as(branch.parts))
+
+
+def _of_heads(attention: Attention, values: Stream) -> Stream:
+    """The norm of the values of each head."""
+    if isinstance(attention.v_norm, nn.Identity):
+        return values
+    x, parts = (t.unflatten(-1, (attention.heads, -1)) for t in values)  # an RMS norm without weights
+    r = (x.square().mean(dim=-1, keepdim=True) + attention.v_norm.eps).rsqrt()
+    return _checked((x * r).flatten(-2), (parts * r[:, :, None]).flatten(-2))
 
 
 def _rows(stream: Stream, rows: slice) -> Stream:

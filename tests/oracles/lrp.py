@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from tests.families import Family
-from tests.oracles.attention import attention_weights, join_heads, pool_weights, readout, run_mlp, split_heads
+from tests.oracles.attention import attention_weights, join_heads, mixing, pool_weights, readout, run_mlp, split_heads
 from tests.oracles.network import run
 from tests.oracles.recipe import Affine, Attention, AttentionPool, Block, Mlp, Readout, Recipe, describe
 from torch import Tensor, nn
@@ -36,14 +36,16 @@ class Values:
 def values_of(block: Block, x: Tensor) -> Values:
     attention, u = block.attention, block.norm1(x)
     q, k, v = (split_heads(part(u), attention.heads) for part in (attention.q, attention.k, attention.v))
-    q, k, A = attention.q_norm(q), attention.k_norm(k), attention_weights(attention, u)
+    q, k, v = attention.q_norm(q), attention.k_norm(k), attention.v_norm(v)
+    A = mixing(attention, attention_weights(attention, u))
     mixed = join_heads(A @ v)
     branch = block.after1(attention.out(attention.gated(attention.inner_norm(mixed), u)))
-    branch = branch if block.scale1 is None else block.scale1 * branch
+    branch = block.changed(branch if block.scale1 is None else block.scale1 * branch)
     mid = x + branch
     w = u if block.parallel else block.norm2(mid)
     mlp_out = block.after2(run_mlp(block.mlp, w))
-    return Values(x, u, q, k, v, A, mixed, branch, mid, w, mlp_out if block.scale2 is None else block.scale2 * mlp_out)
+    mlp_out = block.changed(mlp_out if block.scale2 is None else block.scale2 * mlp_out)
+    return Values(x, u, q, k, v, A, mixed, branch, mid, w, mlp_out)
 
 
 def forward(recipe: Recipe) -> tuple[list[Values], Tensor]:
@@ -137,6 +139,8 @@ def refuse(block: Block) -> None:
     attention = block.attention
     if attention.rotary is not None or attention.score_bias is not None or block.mlp.gate is not None:
         raise NotImplementedError("rotary positions, score biases and gated MLPs have no rule")
+    if attention.talk is not None:
+        raise NotImplementedError("heads that are mixed have no rule")
 
 
 def mean_rule(x: Tensor, R: Tensor) -> Tensor:
@@ -255,9 +259,8 @@ class Embedding:
 
 
 def embedding(family: Family, module: nn.Module, images: Tensor) -> Embedding:
-    """Read off the module: its only convolution, and what enters its norm before the blocks."""
+    """Read off the module: its projection of pixels, and what enters its norm before the blocks."""
     parts = dict(module.named_modules())
-    convolution = next(part for part in parts.values() if isinstance(part, nn.Conv2d))
     named = {name.rpartition(".")[2]: part for name, part in parts.items()}
     pre_norm = named.get("norm_pre", named.get("pre_layrnorm", nn.Identity()))
     recorded: list[Tensor] = []
@@ -265,11 +268,22 @@ def embedding(family: Family, module: nn.Module, images: Tensor) -> Embedding:
     tokens = describe(family, module, images.clone()).tokens  # a copy is not known yet: the module runs
     handle.remove()
     before = (recorded[0] if recorded else tokens)[:, family.prefix :]
-    patch = convolution.kernel_size[0]
+    patch = images.shape[-1] // family.grid[1]
     columns = nn.functional.unfold(images, patch, stride=patch).transpose(1, 2)
-    norm = parts.get("patch_embed.norm", nn.Identity())
-    weights = Affine(convolution.weight.flatten(1), convolution.bias)
+    norm, weights = parts.get("patch_embed.norm", nn.Identity()), projection(parts, patch)
     return Embedding(columns, weights, norm, before, pre_norm, patch, tuple(images.shape[-2:]))
+
+
+def projection(parts: dict[str, nn.Module], patch: int) -> Affine:
+    """The layer of the pixels of a patch, which are in the order of channels, rows, columns."""
+    if "embeds.proj" in parts:  # of pixels in the order of rows, columns, channels
+        layer = parts["embeds.proj"]
+        return Affine(layer.weight.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2).flatten(1), layer.bias)
+    if "encoder.patch_embed.input_proj" in parts:  # of 2x − 1
+        weight = parts["encoder.patch_embed.input_proj"].weight
+        return Affine(2 * weight, -weight.sum(dim=1))
+    convolution = next(part for part in parts.values() if isinstance(part, nn.Conv2d))
+    return Affine(convolution.weight.flatten(1), convolution.bias)
 
 
 @torch.no_grad()
@@ -341,6 +355,8 @@ def block_epsilon(block: Block, s: Values, R: Tensor, eps: float) -> Tensor:
     R_branch = norm_rule(block.after1, attention.out(normed), share(s.attention_out, s.mid, R))
     R_branch = epsilon_rule(attention.out, normed, R_branch, eps)
     R_branch = mix_rule(s.A, s.v, norm_rule(attention.inner_norm, s.mixed, R_branch))
+    R_v = split_heads(R_branch, attention.heads)
+    R_branch = join_heads(norm_rule(attention.v_norm, split_heads(attention.v(s.u), attention.heads), R_v))
     R_u = epsilon_rule(attention.v, s.u, R_branch, eps) + (R_mlp if block.parallel else 0)
     return share(s.x, s.mid, R) + norm_rule(block.norm1, s.x, R_u)
 

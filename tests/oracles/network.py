@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from tests.families import Family
-from tests.oracles.attention import join_heads, rotate, softmax, split_heads
+from tests.oracles.attention import among, join_heads, mixing, rotate, scores_of, softmax, split_heads
 from tests.oracles.decompx import gate_of
 from tests.oracles.recipe import Affine, Attention, AttentionPool, Block, Mlp, Readout, Recipe, describe, version
 from torch import Tensor, nn
@@ -177,11 +177,12 @@ def forward(recipe: Recipe, tokens: Tensor, rules: Rules, tape: Tape) -> Tensor:
 def run_block(block: Block, x: Tensor, rules: Rules, tape: Tape, l: int) -> Tensor:
     u = tape.keep("u", norm(block.norm1, x, rules, tape, l))
     branch = norm(block.after1, self_attention(block.attention, u, rules, tape, l), rules, tape, l)
-    branch = tape.keep("attention_out", branch if block.scale1 is None else block.scale1 * branch)
+    branch = block.changed(branch if block.scale1 is None else block.scale1 * branch)
+    branch = tape.keep("attention_out", branch)
     x = tape.keep("mid", x + branch)
     branch = run_mlp(block.mlp, u if block.parallel else norm(block.norm2, x, rules, tape, l), rules, tape, l)
     branch = norm(block.after2, branch, rules, tape, l)
-    return x + tape.keep("mlp_out", branch if block.scale2 is None else block.scale2 * branch)
+    return x + tape.keep("mlp_out", block.changed(branch if block.scale2 is None else block.scale2 * branch))
 
 
 def linear(layer: Affine, x: Tensor, tape: Tape, place: Place) -> Tensor:
@@ -215,8 +216,7 @@ def run_mlp(mlp: Mlp, u: Tensor, rules: Rules, tape: Tape, place: Place) -> Tens
     return linear(mlp.down, norm(mlp.inner_norm, hidden, rules, tape, place), tape, place)
 
 
-def attend(scores: Tensor, rules: Rules, tape: Tape) -> Tensor:
-    weights = softmax(scores)
+def attend(weights: Tensor, rules: Rules, tape: Tape) -> Tensor:
     if rules.attention == "detached":
         weights = weights.detach().requires_grad_()  # cut from q and k, still a leaf: G = ∂y/∂A exists
     return tape.keep("A", weights)
@@ -235,11 +235,10 @@ def self_attention(attention: Attention, u: Tensor, rules: Rules, tape: Tape, l:
     if attention.rotary is not None:
         q, k = rotate(q, attention.rotary), rotate(k, attention.rotary)
     # uniform rule at both products: A·V halves v and A, Q·Kᵀ halves q and k again
+    v = norm(attention.v_norm, v, rules, tape, l)
     q, k, mixable = share(q, 0.25, rules), share(k, 0.25, rules), share(tape.keep("v", v), 0.5, rules)
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    if attention.score_bias is not None:
-        scores = scores + attention.score_bias
-    mixed = norm(attention.inner_norm, join_heads(attend(scores, rules, tape) @ mixable), rules, tape, l)
+    weights = attend(among(attention, scores_of(attention, q, k)), rules, tape)
+    mixed = norm(attention.inner_norm, join_heads(mixing(attention, weights) @ mixable), rules, tape, l)
     if attention.gate is not None:
         gate = torch.sigmoid(linear(attention.gate, u, tape, l))
         mixed = mixed * (gate.detach() if rules.attention != "plain" else gate)
@@ -278,7 +277,7 @@ def attention_pool(pool: AttentionPool, patches: Tensor, rules: Rules, tape: Tap
     k, v = (split_heads(linear(part, patches, tape, "end"), heads) for part in (pool.k, pool.v))
     k, mixable = share(k, 0.25, rules), share(tape.keep("v", v), 0.5, rules)
     scores = pool.query[None, :, None, :] @ k.transpose(-1, -2) / k.shape[-1] ** 0.5
-    mixed = join_heads(attend(scores, rules, tape) @ mixable)[:, 0]
+    mixed = join_heads(attend(softmax(scores), rules, tape) @ mixable)[:, 0]
     o = linear(pool.out, mixed, tape, "pooled")
     return o + run_mlp(pool.mlp, norm(pool.norm, o, rules, tape, "pooled"), rules, tape, "pooled")
 

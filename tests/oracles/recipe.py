@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ class Rotary(NamedTuple):
     cos: Tensor
     sin: Tensor
     half: bool  # channel pairs are (i, i + d_h/2); otherwise (2i, 2i + 1)
+    sections: int = 1  # equal parts of the channels, each of which has pairs of its own
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class Attention:
     score_bias: Tensor | None = None  # (H, n, n), added to the scaled scores
     rotary: Rotary | None = None
     gate: Affine | None = None  # of the attending token: its sigmoid multiplies what `out` reads
+    v_norm: nn.Module = field(default_factory=nn.Identity)
+    scale: float | None = None  # of the scores; None: 1/√d_h
+    talk: tuple[Affine, Affine] | None = None  # over the heads: of scores, and of attention
+    queries: slice = field(
+        default_factory=lambda: slice(None)
+    )  # the tokens that attend; others get nothing and stay as they are
+    keys: slice = field(default_factory=lambda: slice(None))  # the tokens that they can see
 
     def gated(self, mixed: Tensor, u: Tensor) -> Tensor:
         return mixed if self.gate is None else mixed * torch.sigmoid(self.gate(u))
@@ -74,6 +82,12 @@ class Block:
     after1: nn.Module = field(default_factory=nn.Identity)  # of a post-norm block: on the output of attention
     after2: nn.Module = field(default_factory=nn.Identity)  # and on that of the MLP
     parallel: bool = False  # the MLP reads what attention reads
+
+    def changed(self, branch: Tensor) -> Tensor:
+        """A branch (B, n, d), zero where tokens stay as they are."""
+        changes = torch.zeros(branch.shape[1], 1, dtype=branch.dtype)
+        changes[self.attention.queries] = 1
+        return branch * changes
 
 
 @dataclass(frozen=True)
@@ -183,11 +197,37 @@ def _relative_bias(table: Tensor, grid: tuple[int, int]) -> Tensor:
 def _timm_encoder(family: Family, module: nn.Module, images: Tensor) -> Recipe:
     """Qwen3's encoder, whose patches have a position from a grid and rotate as well."""
     encoder = module.encoder
+    if type(module).__name__ == "Gemma4VitClassifier":
+        return _timm_gemma(family, module, images)
     tokens, table = encoder._pos_embed(encoder.patch_embed(images))
     sin, cos = table.chunk(2, dim=-1)
     blocks = [_timm_block(family, block, Rotary(cos, sin, True), None) for block in encoder.blocks]
     pooled_norm = nn.LayerNorm(tokens.shape[-1], module.norm.eps).to(tokens)  # theirs has no weights: ones and zeros
     return Recipe(tokens, blocks, Readout(nn.Identity(), "avg", pooled_norm, [affine(module.head)]), family.prefix)
+
+
+def _timm_gemma(family: Family, module: nn.Module, images: Tensor) -> Recipe:
+    """Gemma 4's encoder: a norm before and one behind each branch, normed values, pairs of channels in two halves."""
+    tokens, places, _ = module.encoder.patch_embed(images)
+    cos, sin = module.encoder.rotary_emb(tokens, places)
+    rotary, blocks = Rotary(cos[0], sin[0], True, sections=2), []
+    for block in module.encoder.blocks:
+        attn, mlp = block.attn, block.mlp
+        q, k, v, out = (affine(part.linear) for part in (attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj))
+        norms, v_norm = (attn.q_norm, attn.k_norm, nn.Identity()), _ones(attn.v_norm, tokens)
+        attention = Attention(q, k, v, attn.num_heads, out, *norms, rotary=rotary, v_norm=v_norm, scale=1.0)
+        gate, up, down = (affine(part.linear) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        gated = Mlp(up, mlp.act, down, nn.Identity(), gate=gate)
+        blocks.append(
+            Block(block.norm1, attention, None, block.norm3, gated, None, after1=block.norm2, after2=block.norm4)
+        )
+    readout = Readout(nn.Identity(), "avg", _ones(module.norm, tokens), [affine(module.head)])
+    return Recipe(tokens, blocks, readout, family.prefix)
+
+
+def _ones(norm: nn.Module, like: Tensor) -> nn.Module:
+    """An RMS norm without weights as one whose weights are ones."""
+    return nn.RMSNorm(norm.normalized_shape, norm.eps).to(like)
 
 
 def _timm(family: Family, module: nn.Module, images: Tensor) -> Recipe:
@@ -200,27 +240,41 @@ def _timm(family: Family, module: nn.Module, images: Tensor) -> Recipe:
     if getattr(module, "rel_pos_bias", None) is not None:
         shared = _relative_bias(module.rel_pos_bias.relative_position_bias_table, family.grid)
     blocks = [_timm_block(family, b, r, shared) for b, r in zip(module.blocks, rotaries, strict=True)]
+    if type(module).__name__ == "Cait":
+        patches, first = slice(1, None), slice(0, 1)
+        late = [_timm_block(family, b, None, None) for b in module.blocks_token_only]
+        blocks = [replace(b, attention=replace(b.attention, queries=patches, keys=patches)) for b in blocks]
+        blocks += [replace(b, attention=replace(b.attention, queries=first)) for b in late]
     return Recipe(tokens, blocks, _timm_readout(family, module), family.prefix)
 
 
 def _timm_tokens(family: Family, module: nn.Module, images: Tensor) -> tuple[Tensor, list[Rotary | None]]:
-    kind, patches, depth = type(module).__name__, module.patch_embed(images), len(module.blocks)
+    kind, depth = type(module).__name__, len(module.blocks)
+    if kind == "NaFlexVit":
+        return module.norm_pre(module.embeds(images)[0]), _timm_rotaries(family, module)
+    patches = module.patch_embed(images)
     if kind == "Beit":
         tokens = torch.cat([module.cls_token.expand(len(images), -1, -1), patches], dim=1)
         return tokens if module.pos_embed is None else tokens + module.pos_embed, [None] * depth
+    if kind == "Cait":
+        patches = patches + module.pos_embed
+        return torch.cat([module.cls_token.expand(len(images), -1, -1), patches], dim=1), [None] * depth
     if kind == "VisionTransformerRelPos":
         return (patches if module.cls_token is None else torch.cat(
             [module.cls_token.expand(len(images), -1, -1), patches], dim=1)), [None] * depth  # fmt: skip
     if kind != "Eva":
         return module.norm_pre(module._pos_embed(patches)), [None] * depth
-    tokens = module.norm_pre(module._pos_embed(patches)[0])
+    return module.norm_pre(module._pos_embed(patches)[0]), _timm_rotaries(family, module)
+
+
+def _timm_rotaries(family: Family, module: nn.Module) -> list[Rotary | None]:
     if module.rope is None:
-        return tokens, [None] * depth
+        return [None] * len(module.blocks)
     table = module.rope.get_embed(shape=family.grid)  # (N, 2 d_h), or (L, H, N, 2 d_h) when every block has its own
-    per_block = list(table) if module.rope_mixed else [table] * depth
+    per_block = list(table) if getattr(module, "rope_mixed", False) else [table] * len(module.blocks)
     halves = [block.attn.rotate_half for block in module.blocks]
     pairs = [entry.chunk(2, dim=-1) for entry in per_block]
-    return tokens, [Rotary(cos, sin, half) for (sin, cos), half in zip(pairs, halves, strict=True)]
+    return [Rotary(cos, sin, half) for (sin, cos), half in zip(pairs, halves, strict=True)]
 
 
 def _timm_parallel_block(block: nn.Module) -> Block:
@@ -244,7 +298,7 @@ def _timm_block(family: Family, block: nn.Module, rotary: Rotary | None, shared:
         return _timm_parallel_block(block)
     attn = block.attn
     if getattr(attn, "qkv", None) is None:
-        q, k, v = (affine(part) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+        q, k, v = (affine(_first(attn, name, f"{name}_proj")) for name in "qkv")
         if len(k.weight) < len(q.weight):  # head h reads the keys and values of head h // group
             width = attn.head_dim
             rows = [h // (attn.num_heads // attn.num_kv_heads) * width + i
@@ -263,7 +317,8 @@ def _timm_block(family: Family, block: nn.Module, rotary: Rotary | None, shared:
     nothing = nn.Identity()
     norms = [getattr(attn, name, nothing) for name in ("q_norm", "k_norm", "norm")]
     gate = None if getattr(attn, "gate", None) is None else affine(attn.gate)
-    attention = Attention(q, k, v, attn.num_heads, affine(attn.proj), *norms, bias, rotary, gate)
+    talk = (affine(attn.proj_l), affine(attn.proj_w)) if hasattr(attn, "proj_l") else None
+    attention = Attention(q, k, v, attn.num_heads, affine(attn.proj), *norms, bias, rotary, gate, talk=talk)
     if "Post" in type(block).__name__:
         mlp = _timm_mlp(block.mlp)
         return Block(nothing, attention, None, nothing, mlp, None, after1=block.norm1, after2=block.norm2)
@@ -298,7 +353,8 @@ def _timm_readout(family: Family, module: nn.Module) -> Readout:
     pool, attention = module.global_pool, None
     if pool == "map":
         pool, attention = "attention", _timm_attention_pool(module.attn_pool)
-    return Readout(module.norm, pool, module.fc_norm, [affine(module.head)], attention)
+    pooled_norm = getattr(module, "fc_norm", nn.Identity())
+    return Readout(module.norm, pool, pooled_norm, [affine(module.head)], attention)
 
 
 def _timm_attention_pool(pool: nn.Module) -> AttentionPool:

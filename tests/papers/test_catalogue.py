@@ -251,3 +251,20 @@ def test_rows_that_differ_by_rounding_share_a_rank() -> None:
     values = TableValues({"a": {"x": 0.075, "y": 0.07500000000000001, "z": 0.07}}, {"a": 1})
     assert [int(values.rank(row, "a")[0]) for row in "xyz"] == [1, 1, 3]
     assert not values.better("y", "x", "a")[0]
+
+
+def test_verdicts_show_the_numbers_of_their_test() -> None:
+    drawn = np.linspace(0, 1, 1001)
+    cells = {"x": np.array([2.0, *(2 + drawn)]), "y": np.array([1.0, *(1 - drawn)]), "z": np.zeros(1002)}
+    values = TableValues({"a": cells}, {"a": 1})
+
+    def shown(test: str) -> list[tuple[str, float, float, float]]:
+        quantities = judge(Claim("", test, ["a"]), values).quantities["a"]
+        return [(q.text, q.value, round(q.low, 3), round(q.high, 3)) for q in quantities]
+
+    assert shown("cell('x', column) > 0.5") == [("x", 2.0, 2.025, 2.975)]
+    assert shown("better('x', 'y', column)") == [("x − y", 1.0, 1.05, 2.95)], "paired by resample"
+    assert shown("cell('x', column) >= cell('y', column) - 5") == shown("better('x', 'y', column)")
+    assert shown("rank('y', column) == 2") == [("y, rank of 3", 2, 2, 2), ("y − x", -1.0, -2.95, -1.05)]
+    assert shown("gap('y', column) < 1") == [("y, behind the best", 1.0, 1.05, 2.95)]
+    assert not judge(Claim("", "cell('w', column) > 0", ["a"]), values).quantities

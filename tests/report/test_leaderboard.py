@@ -243,10 +243,24 @@ def test_marks_follow_the_intervals_of_gaps() -> None:
     numbers = standings(headline("a", **means), ["a"])
     assert numbers.marks[0, :, 0].tolist() == [TIED, BEST, 0, 0], "though the means of far and close overlap"
     lower = headline("a", **means).assign(better="lower")
-    assert standings(lower, ["a"]).marks[0, :, 0].tolist() == [0, 0, 0, BEST]
+    assert standings(lower, ["a"]).marks[0, :, 0].tolist() == [0, 0, BEST, 0], "a control is best nowhere"
     unpaired = headline("a", **means).assign(gap=np.nan, gap_low=np.nan, gap_high=np.nan)
     assert standings(unpaired, ["a"]).marks[0, :, 0].tolist() == [TIED, BEST, TIED, 0]
     assert standings(unpaired.assign(n=5), ["a"]).marks[0, :, 0].tolist() == [0, BEST, 0, 0], "too few images to tell"
+
+
+def test_a_ceiling_competes_with_nothing() -> None:
+    methods = {"ref": 0.5, "rise": 0.4, "random": 0.1}
+    without = standings(headline("a", **methods), ["a"])
+    numbers = standings(headline("a", **methods, **{"greedy(curve=deletion)": 0.9}), ["a"])
+    assert numbers.rivals.tolist() == [True, True, False, False]
+    assert numbers.scores.mean == pytest.approx([1, 0.75, 0, 2]), "the best method is 1; the ceiling is above"
+    assert numbers.scores.mean[:3].tolist() == without.scores.mean.tolist()
+    assert numbers.marks[0, :, 0].tolist() == [BEST, 0, 0, 0]
+    costs = pd.DataFrame({"method": [*methods, "greedy(curve=deletion)"], "forwards": 1.0, "images_per_second": 1.0})
+    text = page(headline("scenes", **methods, **{"greedy(curve=deletion)": 0.9}), PAIRS[:1], costs)
+    assert "Use ref: it costs" in re.sub(r"<[^>]*>", "", text)
+    assert text.count(">control</span>") == 2
 
 
 def test_agreement_is_the_mean_rank_correlation() -> None:

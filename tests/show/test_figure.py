@@ -1,11 +1,13 @@
 """Pictures say what they should: colour, neutrality, what was not seen, legible captions."""
 
 import io
+import itertools
 import math
 import subprocess
 import sys
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -312,3 +314,58 @@ def test_drawing_touches_no_global_state_and_imports_nothing_heavy() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def literal(photo: Image.Image, values: torch.Tensor, scale: Scale, look: Look, weights: np.ndarray) -> np.ndarray:
+    """An overlay pixel by pixel as its rules say, in double precision, with matplotlib's own colours."""
+    low, high, (height, width) = scale.low, scale.high, values.shape
+    colours = matplotlib.colormaps[look.colormap or ("RdBu_r" if scale.signed else "viridis_r")]
+    page = np.zeros((height, width, 3))
+    for y, x in np.ndindex(height, width):
+        rgb, value = np.array(photo.getpixel((x, y)), dtype=float), float(values[y, x])
+        grey = rgb @ [0.2126, 0.7152, 0.0722]
+        if math.isnan(value):
+            stripe = min(max(1.5 - abs((x + y) % 10 - 5), 0), 1)
+            page[y, x] = 0.3 * grey + 0.7 * 215 - 32 * stripe
+            continue
+        place = np.float32(min(max((value - low) / (high - low), 0), 1))
+        strength = abs(2 * place - 1) if scale.signed else place
+        if scale.signed:
+            ink = colours(0.5 + (-1 if place < 0.5 else 1) * float(np.float32(0.28) + np.float32(0.18) * strength))
+        else:
+            ink = colours(np.float32(0.3) + np.float32(0.7) * place)
+        opacity = look.alpha * float(strength) ** 0.8 * weights[y, x]
+        muted = rgb + look.alpha * (grey - rgb)
+        faint = muted + 0.75 * look.alpha * (255 - muted)
+        page[y, x] = faint * (1 - opacity) + 255 * np.array(ink[:3]) * opacity
+    return page
+
+
+@pytest.mark.parametrize("strip", [1, 70, 65_536])
+@pytest.mark.parametrize("look", [Look(), Look("PuOr", 0.4), Look("tab10")], ids=lambda look: look.colormap or "")
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_picture_is_the_literal_one(signed: bool, look: Look, strip: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.show.figure._STRIP_PIXELS", strip)
+    dice = np.random.default_rng(0)
+    photo = Image.fromarray(dice.integers(0, 256, (40, 60, 3), dtype=np.uint8))
+    values = torch.from_numpy(dice.normal(size=(40, 60)).astype(np.float32))
+    values = values if signed else values.abs()
+    values[:, :7], values[35:, 30:], weights = math.nan, math.nan, dice.random((40, 60)).astype(np.float32)
+    picture = overlay(
+        photo, values, alpha=look.alpha, size=photo.size, colormap=look.colormap, weights=torch.from_numpy(weights)
+    )
+    expected = literal(photo, values, Scale.of(values), look, weights)
+    assert np.abs(np.asarray(picture) - expected).max() < 0.51
+
+
+def test_a_colour_is_that_of_matplotlib_at_every_step() -> None:
+    """The table is looked up as matplotlib does it, also at both ends and where nothing is known."""
+    for signed, name in itertools.product((True, False), ("RdBu_r", "tab10", "viridis", "Set3")):
+        positions = np.append(np.linspace(0, 1, 4097, dtype=np.float32), np.float32(math.nan))
+        places = (
+            0.5 + np.where(positions < 0.5, -1.0, 1.0) * (0.28 + 0.18 * np.abs(2 * positions - 1))
+            if signed
+            else 0.3 + 0.7 * positions
+        )
+        expected = np.asarray(matplotlib.colormaps[name](places)[:, :3] * 255, dtype=np.float32)
+        assert (Scale(-1.0 if signed else 0.0, 1.0, signed).colours(positions, name) == expected).all()

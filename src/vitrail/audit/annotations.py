@@ -23,7 +23,7 @@ class WithObjects(DataSet):
 
     def __init__(self, data: DataSet, masks: Path | None = None, boxes: Path | None = None) -> None:
         self.data, self.name, self.labels, self.numbered = data, data.name, data.labels, data.numbered
-        self.skipped = data.skipped
+        self.skipped, self.concurrent = data.skipped, data.concurrent
         self._masks = None if masks is None else _mask_files(masks, data)
         self._boxes = None if boxes is None else _listed_boxes(boxes, data)
 

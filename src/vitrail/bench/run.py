@@ -9,7 +9,8 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from itertools import product
@@ -35,6 +36,7 @@ from vitrail.evaluation import (
     Explained,
     Failure,
     Finding,
+    Ready,
     Sight,
     Task,
     build_methods,
@@ -42,12 +44,14 @@ from vitrail.evaluation import (
     check_apply,
     explained_classes,
     open_examples,
+    read_ahead,
 )
 from vitrail.files import printable
 from vitrail.methods.base import Method
 from vitrail.metrics.base import Case, MapMetric
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.view import View
+from vitrail.pipeline import BATCHES
 
 EVERY = 3.0  # seconds between parts
 CHEAP = 4  # most passes of a method that the metrics of Plan.cheap_only are measured on
@@ -82,6 +86,15 @@ class Outcome:
         for name in ("images", "known", "rows", "errors", "failed_before"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_error = self.first_error or other.first_error
+
+
+@dataclass(frozen=True)
+class Identified:
+    """An image that has been read, its hash, and the keys of its rows."""
+
+    ready: Ready
+    digest: str
+    keys: Mapping[Pair, str]
 
 
 @dataclass(frozen=True)
@@ -170,7 +183,7 @@ class ModelRun:
     retry: bool = False
     buffer: Buffer = field(default_factory=Buffer)
     new_rows: list[dict[str, Any]] = field(default_factory=list)  # since the last step
-    read_ahead: dict[int, Example] = field(default_factory=dict)  # images read by check_metrics
+    checked: dict[int, Example] = field(default_factory=dict)  # images read by check_metrics
 
     def __post_init__(self) -> None:
         plan, view = self.plan, self.view
@@ -185,7 +198,7 @@ class ModelRun:
         self.data_name = data_name(plan.data)
         self.batch_size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
         pairs = product(self.methods, self.metrics, self.explained)
-        self.pairs: list[Pair] = [pair for pair in pairs if self._is_affordable(*pair)]
+        self.pairs: dict[Pair, str] = {pair: self._work(pair) for pair in pairs if self._is_affordable(*pair)}
         self.written = -math.inf  # the first results are written at once
 
     def check_metrics(self) -> None:
@@ -205,8 +218,8 @@ class ModelRun:
             if not unmet:
                 return
             try:
-                self.read_ahead[position] = self.data[position]
-                case = self._case(self.read_ahead[position])
+                self.checked[position] = self.data[position]
+                case = self._case(self.checked[position])
             except Exception:  # a broken image, or one that the model fails on, becomes a row of the run
                 continue
             cases.append(case)
@@ -231,57 +244,71 @@ class ModelRun:
         """Measures images in order, except for rows in ``done`` (key → error); images that lack the same rows are
         batched together.
         """
-        waiting = dict[tuple[Pair, ...], list[tuple[Example, str]]]()
+        waiting = dict[tuple[Pair, ...], list[Identified]]()
         positions = range(len(self.data)) if positions is None else positions
-        try:
-            for count, position in enumerate(positions, 1):
-                example = self._read(position, done)
-                if example is not None:
-                    digest = hash_of(example.id, image_hash(example.image), _annotation_hash(example))
-                    missing = tuple(
-                        pair
-                        for pair in self.pairs
-                        if self._is_within_limit(pair, position) and self._is_missing(self._key(digest, pair), done)
-                    )
-                    if missing:
-                        waiting.setdefault(missing, []).append((example, digest))
-                    else:
-                        self.outcome.known += 1
-                for pairs, group in list(waiting.items()):
-                    if len(group) == self.batch_size or count == len(positions):
-                        self._measure(waiting.pop(pairs), pairs, count - 1, len(positions))
-                self._report(count, len(positions))
-        finally:
-            self._flush()
 
-    def _read(self, position: int, done: Mapping[str, str | None]) -> Example | None:
+        def load(position: int) -> Example:
+            return self.checked.pop(position, None) or self.data[position]
+
+        def identify(example: Example) -> Identified:
+            """Hashes an image, and preprocesses it if any of its rows is missing."""
+            digest = hash_of(example.id, image_hash(example.image), _annotation_hash(example))
+            keys = {pair: hash_of(digest, self.model_hash, work) for pair, work in self.pairs.items()}
+            is_known = not any(self._is_missing(key, done) for key in keys.values())
+            image = Ready(self.view, example) if is_known else Ready.of(self.view, example)
+            return Identified(image, digest, keys)
+
+        most = min(BATCHES * self.batch_size, len(positions))
+        images = read_ahead(load, positions, identify, most, self.data.concurrent)
+        with closing(images):
+            try:
+                for count, (position, reading) in enumerate(zip(positions, images, strict=True), 1):
+                    image = self._read(position, reading, done)
+                    if image is not None:
+                        pairs = [pair for pair in self.pairs if self._is_within_limit(pair, position)]
+                        missing = tuple(pair for pair in pairs if self._is_missing(image.keys[pair], done))
+                        for pair in pairs:
+                            self._count_failed(image.keys[pair], done)
+                        if missing:
+                            waiting.setdefault(missing, []).append(image)
+                        else:
+                            self.outcome.known += 1
+                    for pairs_of_group, group in list(waiting.items()):
+                        if len(group) == self.batch_size or count == len(positions):
+                            self._measure(waiting.pop(pairs_of_group), pairs_of_group, count - 1, len(positions))
+                    self._report(count, len(positions))
+            finally:
+                self._flush()
+
+    def _read(self, position: int, reading: Future[Identified], done: Mapping[str, str | None]) -> Identified | None:
         """An image; None if it cannot be read, which becomes a row."""
         try:
-            example = self.read_ahead.pop(position, None) or self.data[position]
+            image = reading.result()
         except Exception as error:
             name = self.data.ids[position]
             if self._is_missing(key := self._reading_key(name), done):
                 self._add([{"image": name, "error": _message(error), "key": key}])
+            self._count_failed(key, done)
             return None
-        if done.get(key := self._reading_key(example.id)):  # it could not be read before
-            self._buffer([{"image": example.id, "key": key}])
-        return example
+        name = image.ready.example.id
+        if done.get(key := self._reading_key(name)):  # it could not be read before
+            self._buffer([{"image": name, "key": key}])
+        return image
 
     def _is_missing(self, key: str, done: Mapping[str, str | None]) -> bool:
         """Whether a row is to be computed; a failed one only if ``retry``."""
-        if key not in done:
-            return True
-        reason = done[key]
-        if reason is None or self.retry:
-            return reason is not None
-        self.outcome.failed_before += 1
-        self.outcome.first_error = self.outcome.first_error or reason
-        return False
+        return key not in done or (self.retry and done[key] is not None)
 
-    def _measure(self, group: list[tuple[Example, str]], pairs: tuple[Pair, ...], done: int, total: int) -> None:
+    def _count_failed(self, key: str, done: Mapping[str, str | None]) -> None:
+        """Counts a row that failed in an earlier call and is not retried."""
+        if not self.retry and (reason := done.get(key)) is not None:
+            self.outcome.failed_before += 1
+            self.outcome.first_error = self.outcome.first_error or reason
+
+    def _measure(self, group: list[Identified], pairs: tuple[Pair, ...], done: int, total: int) -> None:
         """Adds the rows of a batch of images, method by method; ``done`` images of ``total`` came before."""
-        examples = [example for example, _ in group]
-        digests = {id(example): digest for example, digest in group}
+        images = [image.ready for image in group]
+        digests = {id(image.ready.example): image.digest for image in group}
         kept: set[str] = set()
         if self.view.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.view.device)
@@ -292,7 +319,7 @@ class ModelRun:
                     calls.setdefault(method, []).append(metric)
             tasks = [Task(self.methods[call], [self.metrics[name] for name in names]) for call, names in calls.items()]
             tasks.sort(key=lambda task: sum(task.method.passes()))  # cheap methods are safe before costly ones start
-            for results in self._attempt(examples, tasks, kind):
+            for results in self._attempt(images, tasks, kind):
                 for result in results:
                     if isinstance(result, Finding) and self.plan.maps:
                         self._keep(result, kept)
@@ -301,14 +328,14 @@ class ModelRun:
         self.outcome.images += len(group)
 
     def _attempt(
-        self, examples: Sequence[Example], tasks: Sequence[Task], kind: Explained
+        self, images: Sequence[Ready], tasks: Sequence[Task], kind: Explained
     ) -> Iterator[list[Finding | Failure]]:
         """The results of a batch, as they come; images that fail as a batch are tried alone."""
         chunk_size = FIXED_CHUNK if self.plan.deterministic else None
         measured: set[tuple[str, str]] = set()
         try:
             evaluation = Evaluation(self.view, tasks, (kind,), self.remap, chunk_size, self.traces)
-            for results in evaluation.attempt(examples):
+            for results in evaluation.attempt(images):
                 measured |= {(result.method.call, metric.call) for result in results for metric in result.metrics}
                 yield results
         except Exception as error:  # of the images or the model itself, not of a method
@@ -316,11 +343,11 @@ class ModelRun:
             for task in tasks:
                 missing = [metric for metric in task.metrics if (task.method.call, metric.call) not in measured]
                 rest += [Task(task.method, missing)] if missing else []
-            if len(examples) > 1:
-                for example in examples:
-                    yield from self._attempt([example], rest, kind)
+            if len(images) > 1:
+                for image in images:
+                    yield from self._attempt([image], rest, kind)
             else:
-                yield [Failure(examples[0], task.method, task.metrics, kind, error) for task in rest]
+                yield [Failure(images[0].example, task.method, task.metrics, kind, error) for task in rest]
 
     def _rows(self, result: Finding | Failure, digests: Mapping[int, str]) -> Iterator[dict[str, Any]]:
         """The rows of a result, with their keys."""
@@ -329,7 +356,7 @@ class ModelRun:
             common["label"] = result.sight.label
         for row in result.rows() if isinstance(result, Finding) else _failed_rows(result):
             pair = (result.method.call, row["metric"], result.explained)
-            yield {**row, **common, "key": self._key(common["image_hash"], pair)}
+            yield {**row, **common, "key": hash_of(common["image_hash"], self.model_hash, self.pairs[pair])}
 
     def _keep(self, finding: Finding, kept: set[str]) -> None:
         """Keeps a map, and the picture of its image, unless they are ``kept`` already."""
@@ -404,10 +431,11 @@ class ModelRun:
         """Key of the row for an image that cannot be read: its content is unknown, so the key uses its name."""
         return hash_of(self.model_hash, self.data_name, name)
 
-    def _key(self, image_digest: str, pair: Pair) -> str:
+    def _work(self, pair: Pair) -> str:
+        """What is done for a pair: with the hashes of image and model, the key of its row."""
         method, metric = self.methods[pair[0]], self.metrics[pair[1]]
         asked = (method.info.name, method.version, method.params), (metric.info.name, metric.version, metric.params)
-        return hash_of(image_digest, self.model_hash, work_of(*asked, pair[2]))
+        return work_of(*asked, pair[2])
 
 
 def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:

@@ -36,19 +36,45 @@ class Suite:
     reference: Sequence[str]
 
 
-def open_suite(name: str, folder: Path | None = None, methods: Iterable[str] = ()) -> Suite:
+def open_suite(
+    name: str,
+    folder: Path | None = None,
+    methods: Iterable[str] = (),
+    metrics: Iterable[str] = (),
+    pairs: Iterable[str] = (),
+) -> Suite:
     """A suite by name.
 
     Args:
         name: of a TOML file in this package.
         folder: a folder with data and weights that do not come with vitrail; None = only what comes with it.
         methods: the methods to measure; empty = all, in the variants of ``every_method``.
+        metrics: names or calls of the suite's metrics, those to measure; empty = all.
+        pairs: the pairs to measure; empty = all.
     """
     content = tomllib.loads((files("vitrail.bench") / f"{name}.toml").read_text(encoding="utf-8"))
     if folder is not None and not folder.is_dir():
         raise VitrailError(f"--data '{folder}' is not a folder: {name} expects the folder with its data and models.")
     calls = list(methods) or [*every_method(content["parameters"]), *content.get("more", ())]
-    return Suite([_pair(entry, content, calls, folder) for entry in content["pairs"]], content["reference"])
+    chosen, names = list(pairs), [entry["name"] for entry in content["pairs"]]
+    _check_known("--pairs", chosen, names)
+    wanted = list(metrics)
+    _check_known(
+        "--metrics", wanted, {key for group in content["metrics"].values() for call in group for key in _keys(call)}
+    )
+    entries = [entry for entry in content["pairs"] if not chosen or entry["name"] in chosen]
+    return Suite([_pair(entry, content, calls, wanted, folder) for entry in entries], content["reference"])
+
+
+def _keys(call: str) -> tuple[str, str]:
+    """What a metric of a suite can be chosen by."""
+    return call, call_name(call)
+
+
+def _check_known(option: str, values: Iterable[str], known: Iterable[str]) -> None:
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise VitrailError(f"{option} {', '.join(unknown)} is not in this plan: expected {', '.join(sorted(known))}.")
 
 
 def every_method(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -75,7 +101,13 @@ def _paths(entry: Mapping[str, Any]) -> list[str]:
     return [FOLDER + text.split(FOLDER, 1)[1] for text in texts if FOLDER in text]
 
 
-def _pair(entry: Mapping[str, Any], content: Mapping[str, Any], methods: Sequence[str], folder: Path | None) -> Pair:
+def _pair(
+    entry: Mapping[str, Any],
+    content: Mapping[str, Any],
+    methods: Sequence[str],
+    wanted: Sequence[str],
+    folder: Path | None,
+) -> Pair:
     def placed(value: Any) -> Any:
         return value.replace(FOLDER, str(folder)) if isinstance(value, str) else value
 
@@ -85,6 +117,9 @@ def _pair(entry: Mapping[str, Any], content: Mapping[str, Any], methods: Sequenc
             return Pair(*about, missing=path.replace(FOLDER, str(folder or "DIR")))
     model = {name: placed(value) for name, value in entry["model"].items()}
     metrics = [call for group in entry["metrics"] for call in content["metrics"][group]]
+    metrics = [call for call in metrics if not wanted or not {*_keys(call)}.isdisjoint(wanted)]
+    if not metrics:
+        return Pair(*about, missing=f"metric {' or '.join(wanted)} in its plan")
     names = {split_call(call)[0] for call in metrics}
     chosen = [
         call for call in methods if entry["name"] in content.get("only", {}).get(call_name(call), [entry["name"]])

@@ -29,6 +29,7 @@ from vitrail.progress import watched
 
 if TYPE_CHECKING:
     from vitrail.bench.run import Outcome, Step
+    from vitrail.bench.suite import Suite
     from vitrail.cli.board import Board
     from vitrail.models.view import View
 
@@ -86,6 +87,10 @@ def bench(
         bool, typer.Option("--deterministic", help="Bitwise reproducible: one image at a time.")
     ] = False,
     maps: Annotated[bool, typer.Option(help="Store maps and thumbnails for the report.")] = True,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PAIRS", help="For leaderboard: only these pairs of a model and data, e.g. pets,photo."),
+    ] = None,
     retry: options.Retry = False,
     cluster: options.Cluster = None,
     workers: options.Workers = None,
@@ -117,17 +122,25 @@ def bench(
     console, page = Console(stderr=as_json, highlight=False), None
     measure = partial(run, console, device=device, retry=retry, plugins=plugins, shard=part)
     if plan is not None and str(plan) in SUITES and not plan.exists():
+        from vitrail.bench.suite import open_suite
+
+        del settings["metrics"]
         others = {"model": model, **settings, "preset": preset, "cluster": cluster, "workers": workers, **load_options}
         unused = [options.flag(name) for name, value in others.items() if value is not None]
         if unused:
-            raise VitrailError(f"{plan} determines its models, metrics and images: leave out {', '.join(unused)}.")
+            raise VitrailError(f"{plan} determines its models and images: leave out {', '.join(unused)}.")
         load_plugins(plugins)
         place = None if data is None else Path(data)
         if out is not None and is_remote(out):
             raise VitrailError(f"{plan} writes its page into a folder, not to {out}: choose a folder with --out.")
         suite_folder = Path(out or f"vitrail-{plan}")
-        outcomes, page = run_suite(console, str(plan), place, split_list(methods or []), suite_folder, measure)
+        selected = partial(
+            open_suite, str(plan), place, metrics=split_list(metrics or []), pairs=split_list(pairs or [])
+        )
+        outcomes, page = run_suite(console, selected, split_list(methods or []), suite_folder, measure)
     else:
+        if pairs:
+            raise VitrailError("--pairs is for leaderboard: leave it out, or name another data set with --data.")
         load_plugins(plugins)
         settings |= {"data": data, "methods": methods, "maps": None if maps else False}
         chosen = make_plan(plan, model, load_options, settings, preset)
@@ -154,24 +167,23 @@ def _as_dict(folder: Place, outcome: Outcome) -> dict[str, Any]:
 
 def run_suite(
     console: Console,
-    name: str,
-    folder: Path | None,
+    selected: Callable[..., Suite],
     methods: Sequence[str],
     out: Path,
     measure: Callable[[Plan, Path], Outcome],
 ) -> tuple[dict[Place, Outcome], Path]:
     """Measures the pairs of a suite one after another and writes its page; returns the runs and the page.
 
+    ``selected`` opens the suite with these ``methods``.
     The methods of plugin files are measured beside the suite's reference; those of packages where they are named.
     """
-    from vitrail.bench.suite import open_suite
     from vitrail.methods.registry import METHODS
     from vitrail.report.leaderboard import write_leaderboard
 
     added = [entry for entry in METHODS.entries() if is_of_plugin(entry)]
-    suite = open_suite(name, folder, methods)
+    suite = selected(methods=methods)
     if added and not methods:
-        suite = open_suite(name, folder, [*added, *suite.reference])
+        suite = selected(methods=[*added, *suite.reference])
     outcomes: dict[Place, Outcome] = {}
     for pair in suite.pairs:
         if pair.plan is None:

@@ -7,8 +7,10 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,17 +27,23 @@ from vitrail.cli.questions import ContrastError, OtherQuestion, Question, check_
 from vitrail.cli.sources import Source, find_sources, skipped_files, true_classes
 from vitrail.errors import VitrailError
 from vitrail.files import printable, write_together
+from vitrail.pipeline import ahead, failed
 from vitrail.plugins import load_plugins
 from vitrail.sheets import ORDERS, Tile, draw_sheet, tile_of
 from vitrail.show.look import Look
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from PIL import Image
+
     from vitrail.api import Seen
     from vitrail.explanation import Explanation
     from vitrail.integrations.exports import ExportFile
     from vitrail.methods.base import Method
     from vitrail.models.view import View
 
+READ_AHEAD, DRAWN_AHEAD = 8, 4  # images
 LONG = 10.0  # seconds from which an estimate is printed
 COLUMNS = (
     "image", "true", "class", "label", "probability", "trust", "against", "method", "params", "picture", "seconds",
@@ -187,6 +195,17 @@ class Exports:
         return {out / NAMES[kind]: file.content() for kind, file in self.files.items() if file.paths}
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """An image that is explained, and the files to be written."""
+
+    explanations: list[Explanation]  # of its classes
+    chance: list[dict[str, float]]  # the scores of random maps
+    picture: Path  # the one that is shown
+    files: dict[str | os.PathLike[str], bytes]
+    tile: Tile
+
+
 @dataclass(kw_only=True)
 class Run:
     """What to explain of every image, and the results so far."""
@@ -236,9 +255,9 @@ class Run:
         ending = f".{info.name}" + join_parts(
             [params_part(self.method.given()), self.place, *self.question.parts(view)]
         )
+        images = list(zip(paths, labels, file_stems(paths, out, ending), strict=True))
         try:
-            for path, label, stem in zip(paths, labels, file_stems(paths, out, ending), strict=True):
-                self.explain_image(path, label, stem, alone=len(paths) == 1)
+            self._explain_each(images)
         finally:
             if exported := self.exports.contents(out):
                 write_together(exported)
@@ -249,50 +268,90 @@ class Run:
                 self.rows += [_row(path, skipped=reason) for path, reason in skipped]
                 self.write_overview(out)
 
-    def explain_image(self, path: Path, label: int | None, stem: Path, *, alone: bool) -> None:
-        """Explains one image; in a folder, an unreadable image is reported and the others go on."""
+    def _explain_each(self, images: list[tuple[Path, int | None, Path]]) -> None:
+        """Explains images, given by path, class and beginning of the names of their results.
+
+        The next ones are read and the last ones drawn in threads meanwhile; results are written and reported in order.
+        """
+        stopped: list[BaseException] = []
+
+        def tasks() -> Iterator[Callable[[], Drawn]]:
+            with closing(self._read_ahead([path for path, _, _ in images])) as reads:
+                for (path, label, stem), read in zip(images, reads, strict=True):
+                    try:
+                        task = self._explained(path, label, stem, read)
+                    except VitrailError as error:
+                        task = partial(failed, error)
+                    except BaseException as error:  # as Ctrl-C: what is explained is kept
+                        stopped.append(error)
+                        return
+                    yield task
+
+        with closing(ahead(tasks(), min(DRAWN_AHEAD, len(images)), eager=True)) as drawings:
+            for (path, label, _), drawing in zip(images, drawings, strict=False):
+                self._record(path, label, drawing, alone=len(images) == 1)
+        if stopped:
+            raise stopped[0]
+
+    def _read_ahead(self, paths: list[Path]) -> Generator[Future[Seen], None, None]:
+        from vitrail.api import read_seen
+
+        view = self.method.model
+        return ahead((partial(read_seen, view, path) for path in paths), min(READ_AHEAD, len(paths)))
+
+    def _explained(self, path: Path, label: int | None, stem: Path, read: Future[Seen]) -> Callable[[], Drawn]:
+        """Explains an image; what remains to be done is to draw it."""
+        from vitrail.api import with_warning
+
+        picture = with_warning(self.method.model, read.result())
         true_label = None if label is None else self.method.model.label(label)
+        explanations = list(self._explanations(picture, label))
+        for explanation in explanations:
+            explanation.true_label = true_label
+            if self.trust:
+                explanation.trust()
+            explanation.score(self.metrics)
+        chance = [explanation.random_scores(self.metrics) for explanation in explanations]
+        plots = [explanation.curve_picture() for explanation in explanations] if self.curves else []
+        return partial(self._drawn, path.name, explanations, chance, plots, stem)
+
+    def _record(self, path: Path, label: int | None, drawing: Future[Drawn], *, alone: bool) -> None:
+        """Writes and reports the result of an image; in a folder, an unreadable image is reported."""
         try:
-            explanations = list(self._explanations(path, label))
-            for explanation in explanations:
-                explanation.true_label = true_label
-                if self.trust:
-                    explanation.trust()
-                explanation.score(self.metrics)
-            chance = [explanation.random_scores(self.metrics) for explanation in explanations]
-            tile = tile_of(explanations[0], path.name, self.look)
-            picture = self._save(explanations, stem)
-            self.exports.add(explanations)
+            drawn = drawing.result()
+            write_together(drawn.files)
+            self.exports.add(drawn.explanations)
         except VitrailError as error:
             if alone:
                 raise
             kind, colour = ("skipped", "yellow") if isinstance(error, ContrastError) else ("error", "red")
             self.console.print(f"[{colour}]{escape(path.name)}[/]: {escape(str(error))}", soft_wrap=True)
-            self.rows.append(_row(path, true=true_label or "", **{kind: str(error)}))
+            true_label = "" if label is None else self.method.model.label(label)
+            self.rows.append(_row(path, true=true_label, **{kind: str(error)}))
             self.results.append({"image": {"path": str(path)}, kind: str(error)})
             return
+        explanations, picture = drawn.explanations, drawn.picture
         first = explanations[0]
         # recorded at once: Ctrl-C from here on must not leave a picture that is missing from the table
         self.rows += [_explained_row(path, explanation, picture) for explanation in explanations]
-        self.tiles.append(tile)
+        self.tiles.append(drawn.tile)
         self.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in explanations]
         if alone:
             print_top(self.console, first)
         self.console.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _remark(first), soft_wrap=True)
-        for explanation, random in zip(explanations, chance, strict=True):
+        for explanation, random in zip(explanations, drawn.chance, strict=True):
             for line in _lines(explanation, random, alone):
                 name = f"{explanation.label}: " if len(explanations) > 1 else ""
                 self.console.print(f"  [dim]{escape(name + line)}[/]", soft_wrap=True)
 
-    def _explanations(self, path: Path, label: int | None) -> Iterator[Explanation]:
-        from vitrail.api import explain_each, see
+    def _explanations(self, picture: Seen, label: int | None) -> Iterator[Explanation]:
+        from vitrail.api import explain_each
         from vitrail.methods.registry import build_method
         from vitrail.models.detection import Detector
         from vitrail.targets import Box
 
         method, question = self.method, self.question
         view = method.model
-        picture = see(view, path)
         if isinstance(view, Detector) and view.question is None:
             view = Box(None, question.class_of(view, label)).posed(view, lambda: [picture])
             method = build_method(method.info.name, view, **method.given())
@@ -307,23 +366,30 @@ class Run:
             target, rival = question.classes(view, label, ranked_classes(view, picture)[0])
         return explain_each(method, [picture] * count, target, rival)
 
-    def _save(self, explanations: list[Explanation], stem: Path) -> Path:
-        """Writes a picture and a JSON file per class, several classes also side by side, and the curves on request."""
+    def _drawn(
+        self,
+        name: str,
+        explanations: list[Explanation],
+        chance: list[dict[str, float]],
+        plots: list[Image.Image],
+        stem: Path,
+    ) -> Drawn:
+        """Draws a picture and a JSON file per class, several classes also side by side, and the curves on request."""
         from vitrail.show.figure import png_bytes, side_by_side
 
         files: dict[str | os.PathLike[str], bytes] = {}
-        if self.curves:
-            plots = [explanation.curve_picture() for explanation in explanations]
+        if plots:
             files[stem.with_name(stem.name + ".curves.png")] = png_bytes(side_by_side(plots))
         if len(explanations) == 1:
-            write_together({**files, **self._files(explanations[0], stem)})
-            return stem.with_name(stem.name + ".png")
-        for rank, explanation in enumerate(explanations, 1):
-            files |= self._files(explanation, stem.with_name(f"{stem.name}.{rank}"))
-        sheet = stem.with_name(f"{stem.name}.top{len(explanations)}.png")
-        pictures = [explanation.picture(**asdict(self.look)) for explanation in explanations]
-        write_together({**files, sheet: png_bytes(side_by_side(pictures))})
-        return sheet
+            files |= self._files(explanations[0], stem)
+            picture = stem.with_name(stem.name + ".png")
+        else:
+            for rank, explanation in enumerate(explanations, 1):
+                files |= self._files(explanation, stem.with_name(f"{stem.name}.{rank}"))
+            picture = stem.with_name(f"{stem.name}.top{len(explanations)}.png")
+            pictures = [explanation.picture(**asdict(self.look)) for explanation in explanations]
+            files[picture] = png_bytes(side_by_side(pictures))
+        return Drawn(explanations, chance, picture, files, tile_of(explanations[0], name, self.look))
 
     def _files(self, explanation: Explanation, stem: Path) -> dict[str | os.PathLike[str], bytes]:
         """The picture with its JSON file, and the values for --export tiff."""
@@ -391,17 +457,21 @@ def print_boxes(console: Console, view: View, path: Path) -> None:
 
 def print_estimate(console: Console, view: View, work: str, passes: float) -> None:
     """Estimates the duration of long work from that of one forward pass."""
-    import torch
-
-    blank, durations = torch.zeros(4, 3, *view.size), []
-    with torch.no_grad():
-        for _ in range(3):
-            begin = time.perf_counter()
-            float(view.logits(blank).sum())  # waits for the device
-            durations.append(time.perf_counter() - begin)
-    seconds = min(durations) / len(blank) * passes
+    seconds = _seconds_per_image(view, 1) * passes
+    if seconds > LONG:  # the first pass of a process is slower than the others
+        seconds = min(_seconds_per_image(view, 4) for _ in range(3)) * passes
     if seconds > LONG:
         console.print(f"{work}: about {duration(seconds)}. Ctrl-C stops and keeps the results so far.")
+
+
+def _seconds_per_image(view: View, count: int) -> float:
+    """The duration of a forward pass of so many images, for each of them."""
+    import torch
+
+    begin = time.perf_counter()
+    with torch.no_grad():
+        float(view.logits(torch.zeros(count, 3, *view.size)).sum())  # waits for the device
+    return (time.perf_counter() - begin) / count
 
 
 def print_top(console: Console, explanation: Explanation) -> None:

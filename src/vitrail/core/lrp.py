@@ -38,7 +38,8 @@ class AlphaBeta(Plain):
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         return _apply(_LinearRelevance, x, linear, self.conserving)
 
-    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
+        assert talk is None  # its methods refuse heads that are mixed
         return _apply(_AttendRelevance, q, k, scale, bias)
 
     def mix(self, weights: Tensor, v: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.core.parts import (
+    EVERY,
     Architecture,
     Attention,
     AttentionPool,
@@ -28,7 +29,7 @@ from vitrail.core.parts import (
 )
 from vitrail.core.precision import Scaling
 from vitrail.core.queries import read_region
-from vitrail.core.rules import Plain
+from vitrail.core.rules import Plain, mix_heads
 
 
 class Recorder(Protocol):
@@ -123,35 +124,73 @@ class Walk:
         u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
         u = fitted(u, block.attention.q)  # once, not for each of the products that follow
         target, x = (u, x) if only is None else (u[:, :only], x[:, :only])
-        branch = self.recorder.see("attention_out", layer, self.attention(target, u, block.attention, layer))
-        branch = self.without_waiting(self.scale(self.norm(branch, block.post1, layer), block.scale1), block)
+        branch = self.attention(target, u, block.attention, layer, block.changing, slice(block.waiting, None))
+        branch = self.recorder.see("attention_out", layer, branch)
+        branch = block.changed(self.scale(self.norm(branch, block.post1, layer), block.scale1))
         x = self.recorder.see("mid", layer, self.rule.add(x, branch))
         branch = self.mlp(target if block.parallel else self.norm(x, block.norm2, layer), block.mlp, layer)
-        branch = self.without_waiting(self.scale(self.norm(branch, block.post2, layer), block.scale2), block)
+        branch = block.changed(self.scale(self.norm(branch, block.post2, layer), block.scale2))
         x = self.rule.add(x, self.recorder.see("mlp_out", layer, branch))
         if block.positions is None:
             return x
         positions = self.present(block.positions)
         return self.recorder.bias(self.rule.add(x, positions), positions, layer)
 
-    def attention(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Tensor:
-        """Queries from ``target`` (B, m, d), keys and values from ``source`` (B, n, d)."""
+    def attention(
+        self,
+        target: Tensor,
+        source: Tensor,
+        attention: Attention,
+        layer: int,
+        asking: slice = EVERY,
+        seen: slice = EVERY,
+    ) -> Tensor:
+        """Queries from ``target`` (B, m, d), keys and values from ``source`` (B, n, d).
+
+        Only the targets ``asking`` attend, and only to the sources ``seen``.
+        """
         q, k, v = (self.split(x, attention.heads) for x in self.project(target, source, attention, layer))
         q, k = (
             self.position(q, attention.q_norm, attention, layer),
             self.position(k, attention.k_norm, attention, layer),
         )
-        v = self.recorder.see("v", layer, v)
-        bias = self.score_bias(attention.bias, q.dtype, q.shape[2])
-        if self.recorder.wants("A", layer):
-            weights = self.recorder.see("A", layer, self.rule.attend(q, k, attention.scale, bias))
-            out = self.rule.mix(weights, v)
-        else:
+        v = self.recorder.see(
+            "v", layer, v if attention.v_norm is None else self.norm(v, attention.v_norm, layer).to(v.dtype)
+        )
+        bias, shape = self.score_bias(attention.bias, q.dtype, q.shape[2]), (q.shape[2], k.shape[2])
+        q, k, v, bias = q[:, :, asking], k[:, :, seen], v[:, :, seen], None if bias is None else bias[..., asking, seen]
+        if attention.talk is None and not (self.recorder.wants("A", layer) or self.recorder.wants("W", layer)):
             out = self.rule.fused(q, k, v, attention.scale, bias)
+        else:
+            before = None if attention.talk is None else attention.talk.before
+            weights = self.rule.attend(q, k, attention.scale, bias, before)
+            weights = self.weighed("A", layer, weights, shape, asking, seen)
+            if attention.talk is not None:
+                weights = mix_heads(weights, attention.talk.after)
+            out = self.rule.mix(self.weighed("W", layer, weights, shape, asking, seen), v)
+        if out.shape[2] < shape[0]:  # nothing for those who do not ask
+            out = F.pad(out, (0, 0, asking.start, shape[0] - asking.start - out.shape[2]))
         out = self.norm(out.transpose(1, 2).flatten(2), attention.norm, layer)  # (B, H, m, d/H) → (B, m, d)
         if attention.gate is not None:
             out = self.rule.damp(out, self.linear(target, attention.gate, layer))
         return self.linear(out, attention.proj, layer)
+
+    def weighed(
+        self, name: str, layer: int, weights: Tensor, shape: tuple[int, int], asking: slice, seen: slice
+    ) -> Tensor:
+        """Weights (B, H, ·, ·), which the recorder sees as those of all targets (B, H, m, n).
+
+        By attention ("A"), targets that do not ask see themselves alone; they mix ("W") no values.
+        """
+        if not self.recorder.wants(name, layer):
+            return weights
+        if weights.shape[2:] == shape:
+            return self.recorder.see(name, layer, weights)
+        whole = weights.new_zeros(*weights.shape[:2], *shape)
+        if name == "A":
+            whole.diagonal(dim1=-2, dim2=-1).fill_(1)
+        whole[..., asking, seen] = weights
+        return self.recorder.see(name, layer, whole)[..., asking, seen]
 
     def project(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Sequence[Tensor]:
         """Queries, keys and values, (B, ·, d) each."""
@@ -201,7 +240,7 @@ class Walk:
 
     def dense(self, x: Tensor, layers: Sequence[Dense], layer: int) -> Tensor:
         for dense in layers:
-            x = self.linear(x, dense.linear, layer)
+            x = self.linear(self.norm(x, dense.norm, layer), dense.linear, layer)
             x = x if dense.activation is None else self.rule.activate(x, dense.activation)
         return x
 
@@ -275,12 +314,6 @@ class Walk:
     def scale(self, x: Tensor, gamma: Tensor | None) -> Tensor:
         return x if gamma is None else self.rule.scale(x, gamma)
 
-    def without_waiting(self, branch: Tensor, block: Block) -> Tensor:
-        """What a block adds to the stream: nothing to tokens that wait."""
-        if not block.waiting:
-            return branch
-        return branch * (torch.arange(branch.shape[1], device=branch.device) >= block.waiting)[:, None]
-
     def split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, n, d) → (B, H, n, d/H)
 
@@ -342,8 +375,8 @@ def rotate(x: Tensor, rope: Rope, prefix: int, keep: Tensor | None) -> Tensor:
         sin, cos = (t[keep][:, None] if t.ndim == 2 else t[:, keep].transpose(0, 1) for t in (sin, cos))
     head, patches = x[:, :, :prefix], x[:, :, prefix:]
     if rope.half:
-        first, second = patches.chunk(2, dim=-1)
-        partner = torch.cat([-second, first], dim=-1)
+        first, second = patches.unflatten(-1, (rope.sections, -1)).chunk(2, dim=-1)
+        partner = torch.cat([-second, first], dim=-1).flatten(-2)
     else:
         partner = torch.stack([-patches[..., 1::2], patches[..., ::2]], dim=-1).flatten(-2)
     return torch.cat([head, (patches * cos + partner * sin).to(x.dtype)], dim=2)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+EVERY = slice(0, None)
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh"]
 
 
@@ -42,6 +43,18 @@ class Rope:
     sin: Tensor
     cos: Tensor
     half: bool  # the second half of the width is the partner of the first (else: odd of even)
+    sections: int = 1  # equal parts of the width, each of which rotates by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Heads that are mixed: their scores by ``before`` (heads, heads), their attention by ``after``.
+
+    A bias of ``before`` would add the same to the scores of all keys, which softmax does not see.
+    """
+
+    before: Tensor
+    after: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +73,13 @@ class Attention:
     scale: float
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    v_norm: Norm | None = None
     rope: Rope | None = None
     bias: Tensor | None = None
     norm: Norm | None = None
     together: Linear | None = None
     gate: Linear | None = None
+    talk: Talk | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +99,9 @@ class Block:
     """Residual block: ``x + s1·post1(attention(norm1 x))``, ``x + s2·post2(mlp(norm2 x))``, ``x + positions``.
 
     A pre-norm block has ``norm1`` and ``norm2``, a post-norm block ``post1`` and ``post2``. In a ``parallel`` block the
-    MLP reads what attention reads, ``norm1 x``. The first tokens that are ``waiting`` join in a later block: here they
-    stay as they are, and the bias of attention lets no other token see them.
+    MLP reads what attention reads, ``norm1 x``. The first tokens that are ``waiting`` join in a later block: here no
+    other token sees them, and they stay as they are. Where the first tokens alone are ``asking`` (class attention),
+    they see all tokens, and the others stay as they are.
     """
 
     norm1: Norm | None
@@ -99,6 +115,20 @@ class Block:
     parallel: bool = False
     positions: Tensor | None = None  # (P + N, d)
     waiting: int = 0
+    asking: int | None = None  # None: all
+
+    @property
+    def changing(self) -> slice:
+        """The tokens that attend, and that the block changes."""
+        return slice(self.waiting, self.asking)
+
+    def changed(self, branch: Tensor) -> Tensor:
+        """What a branch adds to the stream, (B, n, …): nothing to tokens that stay as they are."""
+        if self.changing == EVERY:
+            return branch
+        added = torch.zeros_like(branch)
+        added[:, self.changing] = branch[:, self.changing]
+        return added
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +172,11 @@ class AttentionPool:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A linear layer and the activation after it, if there is one."""
+    """A linear layer, the norm before it and the activation after it, where there are any."""
 
     linear: Linear
     activation: Activation | None = None
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +219,9 @@ class Head:
     and where all of these have weight 0, so that nothing is known, the logits are 0. ``queries`` reads what the
     ``queries`` say, where ``weights`` are those of the cells of masks. The layers ``dense`` stand before the head (the
     pooler of Hugging Face's ViT, torchvision's ``representation_size``, CLIP's projection, which has no activation),
-    and after them the ``unit`` norm of embeddings that texts or other images are compared with. ``answer`` replaces the
-    logits by a function of all that the head has seen: the tokens (B, n, d) after the norm, the pooled vectors (B, D)
-    and the logits (B, C) → (B,).
+    and after them the norm ``unit``, as of embeddings that texts or other images are compared with. ``answer`` replaces
+    the logits by a function of all that the head has seen: the tokens (B, n, d) after the norm, the pooled vectors
+    (B, D) and the logits (B, C) → (B,).
     """
 
     norm: Norm | None

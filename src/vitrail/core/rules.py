@@ -35,9 +35,12 @@ class Plain:
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         return F.linear(x, linear.weight, linear.bias)
 
-    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-        """(B, H, n, d) queries and keys → attention probabilities (B, H, n, n), rows [query, key]."""
-        return _attention_map(q, k, scale, bias)
+    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
+        """(B, H, n, d) queries and keys → attention probabilities (B, H, n, n), rows [query, key].
+
+        ``talk`` (H, H): the scores of the heads are mixed.
+        """
+        return _attention_map(q, k, scale, bias, talk)
 
     def mix(self, weights: Tensor, v: Tensor) -> Tensor:
         return weights @ v
@@ -87,9 +90,9 @@ class Frozen(Plain):
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return _apply(_FrozenRmsNorm if norm.rms else _FrozenLayerNorm, x, norm)
 
-    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
         # A leaf of its own, so that G = ∂y/∂A exists although nothing flows on to q and k.
-        return _attention_map(q.detach(), k.detach(), scale, bias).requires_grad_(torch.is_grad_enabled())
+        return _attention_map(q.detach(), k.detach(), scale, bias, talk).requires_grad_(torch.is_grad_enabled())
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
         q, k = q.detach(), k.detach()
@@ -131,8 +134,8 @@ class AttnLRP(Plain):
     match = Frozen.match
     damp = Frozen.damp
 
-    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-        return _attention_map(_share(q, 0.5), _share(k, 0.5), scale, bias)
+    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
+        return _attention_map(_share(q, 0.5), _share(k, 0.5), scale, bias, talk)
 
     def mix(self, weights: Tensor, v: Tensor) -> Tensor:
         return _share(weights, 0.5) @ _share(v, 0.5)
@@ -166,18 +169,25 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def attention_scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """(B, H, m, n): scaled products of queries and keys, with the bias."""
+def attention_scores(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
+    """(B, H, m, n): scaled products of queries and keys, mixed over the heads by ``talk``, with the bias."""
     scores = (q * scale) @ k.transpose(-2, -1)
+    scores = scores if talk is None else mix_heads(scores, Linear(talk))
     return scores if bias is None else scores + bias
+
+
+def mix_heads(weights: Tensor, linear: Linear) -> Tensor:
+    """(B, H, m, n) → (B, H, m, n): a linear layer over the heads."""
+    mixed = torch.einsum("gh,bhij->bgij", linear.weight.to(weights.dtype), weights)
+    return mixed if linear.bias is None else mixed + linear.bias[:, None, None].to(weights.dtype)
 
 
 def softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
     return scores.softmax(dim=-1).to(dtype)  # its kernel computes in fp32 where the scores are in half precision
 
 
-def _attention_map(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    return softmax(attention_scores(q, k, scale, bias), q.dtype)
+def _attention_map(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
+    return softmax(attention_scores(q, k, scale, bias, talk), q.dtype)
 
 
 def _activate(z: Tensor, kind: Activation) -> Tensor:

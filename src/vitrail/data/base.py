@@ -74,12 +74,14 @@ class DataSet(Sequence[Example], ABC):
         labels: class names, index = label, "" = no name is known; None where the classes have no names.
         skipped: files of its folder that are no examples, and why.
         numbered: labels are the user's own class numbers, and names only describe them.
+        concurrent: `load` may run in several threads at once; else it runs in the caller's thread alone.
     """
 
     name: str = "data"
     labels: Sequence[str] | None = None
     numbered: bool = False
     skipped: Mapping[str, str] = MappingProxyType({})
+    concurrent: bool = False
 
     @property
     @abstractmethod
@@ -146,7 +148,7 @@ class Subset(DataSet):
 
     def __init__(self, data: DataSet, indices: Sequence[int]) -> None:
         self.data, self.name, self.labels, self.numbered = data, data.name, data.labels, data.numbered
-        self.skipped = dict(data.skipped)
+        self.skipped, self.concurrent = dict(data.skipped), data.concurrent
         self.indices = [operator.index(index) for index in indices]
         wrong = [index for index in self.indices if not 0 <= index < len(data)]
         if wrong:
@@ -175,6 +177,7 @@ class Joined(Listed):
     def __init__(self, parts: Sequence[DataSet]) -> None:
         self.parts, self.name = list(parts), " + ".join(part.name for part in parts)
         self.skipped = {name: reason for part in parts for name, reason in part.skipped.items()}
+        self.concurrent = all(part.concurrent for part in parts)
         self._places = [(part, position) for part in parts for position in range(len(part))]
         self._ids = [name for part in parts for name in part.ids]
         if len(set(self._ids)) != len(self._ids):

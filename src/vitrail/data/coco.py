@@ -27,6 +27,7 @@ class Coco(Listed):
     """
 
     name = "coco"
+    concurrent = True
 
     def __init__(self, root: str | Path, split: str = "val2017") -> None:
         """Reads the annotation file.

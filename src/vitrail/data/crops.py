@@ -21,6 +21,7 @@ class Crops(Listed):
     """
 
     name = "samples"
+    concurrent = True
 
     def __init__(self, count: int, seed: int = 0) -> None:
         """Draws the crops.

@@ -50,6 +50,8 @@ class ImageFolder(Listed):
     are in `skipped`.
     """
 
+    concurrent = True
+
     def __init__(self, root: str | Path, table: str | Path | None = None) -> None:
         """Lists the images.
 

@@ -65,6 +65,7 @@ class ImageNet(Listed):
     """
 
     name = "imagenet"
+    concurrent = True
 
     def __init__(
         self,
@@ -146,6 +147,7 @@ class Imagenette(Listed):
     """
 
     name = "imagenette"
+    concurrent = True
 
     def __init__(self, root: str | Path, split: str = "val", classes: Literal["own", "imagenet"] = "own") -> None:
         root = Path(root)

@@ -27,6 +27,7 @@ class ImageNetS(Listed):
     """
 
     name = "imagenet_s"
+    concurrent = True
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import stat
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -39,8 +39,8 @@ _NOT_PICTURES = frozenset(
     ".bufr .dcx .emf .eps .fit .fits .flc .fli .gbr .grib .h5 .hdf .icns .iim .im .mpeg .mpg .ps .wmf".split()
 )
 
-# `warnings.catch_warnings` swaps process-wide state, so two of our threads must not interleave in it.
-_warnings_lock = threading.Lock()
+# Two threads must not decode the same image object at once; an object always has the same of these locks.
+_LOCKS = tuple(threading.Lock() for _ in range(1021))
 
 
 def read_image(source: ImageSource) -> Image.Image:
@@ -98,14 +98,13 @@ def checked_file(source: str | os.PathLike[str]) -> Path:
 def open_image(path: Path) -> Image.Image:
     """Reads the header of an image file, which must not be too large; its pixels are decoded later."""
     try:
-        with _warnings_lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with _without_warnings():
             _register_heif()
             image = Image.open(path)
     except UnidentifiedImageError:
         hint = UNREADABLE.get(path.suffix.lower(), "convert it to PNG or JPEG")
         raise VitrailError(f"'{path}' is not an image that Pillow can read: {hint}.") from None
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         pixels = re.search(r"\((\d+) pixels\)", str(error))
         size = f"{int(pixels[1]):,} pixels" if pixels else "too many pixels"
         raise _too_large(f"'{path}'", size) from None
@@ -120,6 +119,20 @@ def open_image(path: Path) -> Image.Image:
     return image
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Inside, Pillow does not warn about images that are refused anyway.
+
+    Only the main thread can have it so: what swaps the filters of the process must not interleave with its likes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
+
+
 def _check_size(image: Image.Image, name: str) -> None:
     width, height = image.size
     if width == 0 or height == 0:
@@ -132,8 +145,9 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
     """An upright RGB copy, on white where transparent."""
     _check_size(image, name)
     try:
-        image.load()
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        with _LOCKS[id(image) % len(_LOCKS)]:
+            image.load()
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         upright = ImageOps.exif_transpose(image) if turned else image
         is_transparent = upright.has_transparency_data  # refuses a palette image without a palette
     except Exception as error:

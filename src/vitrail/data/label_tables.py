@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from vitrail.data.imagenet import imagenet_classes
 from vitrail.data.paths import broken, read_box, read_text, require_unique
 from vitrail.geometry import Box
 
@@ -54,7 +55,8 @@ def read_table(path: Path) -> Table:
 
     With a header, its columns may be file, label or index (a number or a name), name, wnid, boxes and mask; others
     are ignored. Without one, the first is the file, the second the label, and others are recognised by their content.
-    Boxes are written `x0,y0,x1,y1;…`. Where labels are names, classes are numbered in sorted order.
+    Boxes are written `x0,y0,x1,y1;…`. Where labels are names, classes are numbered in sorted order. A wnid of ImageNet
+    stands for its class's name.
     """
     lines = _split(path)
     kinds = [_KIND_OF.get(cell.strip().lower(), "") for cell in lines[0]]
@@ -119,12 +121,12 @@ def _labels(cells: dict[str, Sequence[str]], path: Path) -> tuple[list[int | Non
     if values is None or not any(values):
         return [None] * len(cells["file"]), None, False
     if not all(value.isascii() and value.isdecimal() for value in values if value):
-        names = sorted(set(filter(None, values)))
-        place = {name: index for index, name in enumerate(names)}
-        return [place.get(value) for value in values], tuple(names), False
+        keys = sorted(set(filter(None, values)))
+        place = {key: index for index, key in enumerate(keys)}
+        return [place.get(value) for value in values], tuple(_names(keys)), False
     labels = [int(value) if value else None for value in values]
     class_names: dict[int, str] = {}
-    for label, name in zip(labels, cells.get("name", cells.get("wnid", [])), strict=False):
+    for label, name in zip(labels, _names(cells.get("name", cells.get("wnid", []))), strict=False):
         if label is not None and name and class_names.setdefault(label, name) != name:
             raise broken(_WHAT, path, f"class {label} is named both {class_names[label]!r} and {name!r}")
     if not class_names:
@@ -133,3 +135,11 @@ def _labels(cells: dict[str, Sequence[str]], path: Path) -> tuple[list[int | Non
     if count > 1_000_000:
         raise broken(_WHAT, path, f"it has the class number {count - 1}, expected numbers from 0")
     return labels, tuple(class_names.get(label, "") for label in range(count)), True
+
+
+def _names(keys: Sequence[str]) -> Sequence[str]:
+    """Names as they are, and ImageNet's in place of its wnids, by which models do not know their classes."""
+    if not any(map(_WNID.fullmatch, keys)):
+        return keys
+    names = dict(zip(*imagenet_classes(), strict=True))
+    return [names.get(key, key).partition(",")[0] if _WNID.fullmatch(key) else key for key in keys]

@@ -22,6 +22,8 @@ class InMemory(Listed):
     Ids are the names of files, the ids of examples and the numbers of others; all are numbers where two would agree.
     """
 
+    concurrent = True
+
     def __init__(self, items: Sequence[Item], labels: Sequence[str] | None = None, name: str = "images") -> None:
         """Keeps the items; paths are read lazily.
 

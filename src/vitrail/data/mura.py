@@ -20,6 +20,7 @@ class Mura(Listed):
     """
 
     name = "mura"
+    concurrent = True
     labels = ("negative", "positive")
 
     def __init__(self, root: str | Path, split: str = "valid") -> None:

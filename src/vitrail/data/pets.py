@@ -21,6 +21,7 @@ class OxfordPets(Listed):
     """
 
     name = "pets"
+    concurrent = True
 
     def __init__(self, root: str | Path, split: str = "test") -> None:
         """Reads the list of a split.

@@ -56,6 +56,7 @@ class TinyImageNet(Listed):
         find_folder([root], "the folder of Tiny-ImageNet", root, _GET)
         packs = sorted([*root.glob(f"{split}.npz"), *root.glob(f"{split}-*.npz")])
         self._source = _Packed(root, packs) if packs else _Official(root, split)
+        self.concurrent = not packs  # which are opened at their first use
         self._ids, self.labels = self._source.ids, self._source.names
 
     def load(self, position: int) -> Example:

@@ -30,6 +30,7 @@ class PascalVoc(Listed):
     """
 
     name = "voc"
+    concurrent = True
     labels = VOC_CLASSES
 
     def __init__(

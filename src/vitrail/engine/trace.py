@@ -23,7 +23,7 @@ from vitrail.targets import Target, at_least_single
 
 # What can be kept, and of which value each gradient is.
 GRADIENTS = {"gx": "x", "gu": "u", "gmid": "mid", "G": "A", "gv": "v", "gfeatures": "features"}
-VALUES = frozenset(GRADIENTS.values()) | {"attention_out", "mlp_out"}
+VALUES = frozenset(GRADIENTS.values()) | {"W", "attention_out", "mlp_out"}
 KEEPABLE = VALUES | frozenset(GRADIENTS) | {"bias"}
 
 
@@ -81,10 +81,10 @@ class Trace:
     """Values and gradients by name and layer; ``trace["gx"][3]`` is ∂y/∂x_3, (B, n, d).
 
     ``x`` l = 0…L is the stream entering block l (L: leaving the last); ``u`` its first norm; ``mid`` the stream after
-    attention; ``A`` attention (B, H, n, n), [query, key]; ``v`` values per head; ``attention_out`` the output of
-    attention, ``mlp_out`` what the (scaled) MLP adds; ``gx``, ``gu``, ``gmid``, ``G``, ``gv`` gradients. An attention
-    pool is one more layer: ``A[L]`` is (B, H, 1, keys). A hierarchical model has ``features`` and ``gfeatures``
-    (B, C, h, w) of its stages alone.
+    attention; ``A`` attention (B, H, n, n), [query, key]; ``W`` the weights that mix values, where heads talk not those
+    of attention; ``v`` values per head; ``attention_out`` the output of attention, ``mlp_out`` what the (scaled) MLP
+    adds; ``gx``, ``gu``, ``gmid``, ``G``, ``gv`` gradients. An attention pool is one more layer: ``A[L]`` is
+    (B, H, 1, keys). A hierarchical model has ``features`` and ``gfeatures`` (B, C, h, w) of its stages alone.
     """
 
     logits: Tensor  # (B, C)

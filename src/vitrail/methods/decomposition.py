@@ -46,7 +46,7 @@ class Contributions(ValueMethod, LayerMap):
 
     protocol: Literal["default", "skipplus"] = "default"
 
-    keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v"})
+    keep: ClassVar[frozenset[str]] = frozenset({"x", "W", "v"})
 
     @property
     def pools_by_attention(self) -> bool:
@@ -86,7 +86,7 @@ def squared_lengths(weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 def diagonal_vectors(trace: Trace, layer: int, sources: Tensor) -> Tensor:
     """V_ii without the residual: (B, n, d)."""
-    diagonal = trace["A"][layer].diagonal(dim1=-2, dim2=-1)  # (B, H, n)
+    diagonal = trace["W"][layer].diagonal(dim1=-2, dim2=-1)  # (B, H, n)
     return torch.einsum("bhi,bhid->bid", diagonal, sources)
 
 
@@ -100,7 +100,7 @@ class AttentionNorm(Contributions):
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         sources = self.sources(trace, layer)
-        return squared_lengths(trace["A"][layer], sources, sources).clamp(min=0).sqrt()
+        return squared_lengths(trace["W"][layer], sources, sources).clamp(min=0).sqrt()
 
 
 @method(
@@ -120,7 +120,7 @@ class AttentionNormResidual(Contributions):
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         sources = self.sources(trace, layer)
-        lengths = squared_lengths(trace["A"][layer], sources, sources).clamp(min=0).sqrt()
+        lengths = squared_lengths(trace["W"][layer], sources, sources).clamp(min=0).sqrt()
         kept = (diagonal_vectors(trace, layer, sources) + trace["x"][layer]).norm(dim=-1)
         return lengths.diagonal_scatter(kept, dim1=-2, dim2=-1)
 
@@ -135,13 +135,13 @@ class GlobEnc(OwnRollout, SerialContributions):
     ``protocol="skipplus"``: without the shift of the first norm and the bias of the values.
     """
 
-    keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v", "mid"})
+    keep: ClassVar[frozenset[str]] = frozenset({"x", "W", "v", "mid"})
     mixing: ClassVar[Mixing] = "none"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
-        block, weights, sources = trace.network.blocks[layer], trace["A"][layer], self.sources(trace, layer)
+        block, weights, sources = trace.network.blocks[layer], trace["W"][layer], self.sources(trace, layer)
         assert block.norm2 is not None
-        r = deviation(trace["mid"][layer], block.norm2)  # (B, n, 1): of the target token
+        r = block.changed(deviation(trace["mid"][layer], block.norm2))  # (B, n, 1): of the target token
         passed = through_mlp(sources, block)
         lengths = (
             squared_lengths(weights, sources, sources)
@@ -161,7 +161,7 @@ class Alti(OwnRollout, SerialContributions):
     ``protocol="skipplus"``: the vectors of ``globenc``, without biases, against the output of the whole block.
     """
 
-    keep: ClassVar[frozenset[str]] = frozenset({"x", "A", "v", "mid", "mlp_out"})
+    keep: ClassVar[frozenset[str]] = frozenset({"x", "W", "v", "mid", "mlp_out"})
     mixing: ClassVar[Mixing] = "none"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
@@ -172,12 +172,12 @@ class Alti(OwnRollout, SerialContributions):
         step = max(1, CHUNK // (batch * tokens * width))
         for start in range(0, tokens, step):  # (B, rows, n, d) at a time: all rows would be n²d
             chunk = slice(start, start + step)
-            vectors = torch.einsum("bhij,bhjd->bijd", trace["A"][layer][:, :, chunk], sources)
+            vectors = torch.einsum("bhij,bhjd->bijd", trace["W"][layer][:, :, chunk], sources)
             here = torch.arange(start, min(start + step, tokens), device=vectors.device)
             vectors[:, here - start, here] += trace["x"][layer][:, chunk]
             if published:
                 assert block.norm2 is not None
-                r = deviation(trace["mid"][layer][:, chunk], block.norm2)[:, :, None]
+                r = block.changed(deviation(trace["mid"][layer], block.norm2))[:, chunk, None]
                 vectors = vectors + r * through_mlp(vectors, block)
             target = output[:, chunk]
             left = (target[:, :, None] - vectors).abs().sum(-1)

@@ -133,14 +133,14 @@ class LayerMap(Layerwise):
             matrix = self.layer_map(trace, layer)
             if self.mixing == "half":
                 matrix = _normalised(matrix)
-            moved = (row[:, None] @ matrix)[:, 0]
             match self.mixing:
-                case "half" | "half_raw":
-                    row = 0.5 * row + 0.5 * moved
+                case "half" | "half_raw":  # tokens that do not attend stay as they are
+                    half = 0.5 * trace.network.blocks[layer].changed(row)
+                    row = row - half + (half[:, None] @ matrix)[:, 0]
                 case "add":
-                    row = row + moved
+                    row = row + (row[:, None] @ matrix)[:, 0]
                 case "none":  # products of many maps vanish or explode, and only the order of the row matters
-                    row = _normalised(moved)
+                    row = _normalised((row[:, None] @ matrix)[:, 0])
         return row
 
 

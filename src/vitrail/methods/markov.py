@@ -16,7 +16,7 @@ from vitrail.errors import VitrailError
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, check_layers, on_tokens
 from vitrail.methods.registry import method
-from vitrail.methods.values import ValueMethod, attention_of, sent
+from vitrail.methods.values import HeadValueMethod, attention_of, sent
 from vitrail.progress import shown
 from vitrail.targets import Target
 
@@ -162,7 +162,7 @@ class BidirectionalHead(Bidirectional):
 
 @method("bt_t", signed=False, family="markov", cost=(21, 2), paper="Chen et al. 2023 (BT)")
 @dataclass(kw_only=True)
-class BidirectionalToken(ValueMethod, Bidirectional):
+class BidirectionalToken(HeadValueMethod, Bidirectional):
     """Attention with sources weighted by how much longer attention makes them, times the integrated gradient.
 
     It starts at block 5, as the authors' release does (``protocol="authors"``); with ``protocol="tis"`` at block 0.

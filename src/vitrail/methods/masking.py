@@ -167,7 +167,8 @@ def tokens_spec(model: View) -> TraceSpec:
 def features_spec(model: View, layer: str) -> TraceSpec:
     """A trace that keeps features: the output of the last first norm or attention, or of the default stage."""
     if model.has_tokens:
-        return TraceSpec.of({"attention_out" if layer == "attention" else "u"}, [model.num_layers - 1])
+        name, number = _feature_layer(model, layer)
+        return TraceSpec.of({name}, [number])
     if layer != "norm1":
         raise VitrailError(
             f'layer="{layer}" needs the tokens of a ViT, which {model.name} does not have: leave layer at "norm1", '
@@ -176,13 +177,20 @@ def features_spec(model: View, layer: str) -> TraceSpec:
     return TraceSpec.of({"features"}, [model.default_stage])
 
 
+def _feature_layer(model: View, layer: str) -> tuple[str, int]:
+    """What of which block: the output of attention is that of the last block whose patches attend."""
+    if layer != "attention":
+        return "u", model.num_layers - 1
+    return "attention_out", max(number for number, block in enumerate(model.blocks) if block.asking is None)
+
+
 def features_of(subject: Subject, model: View, layer: str) -> Tensor:
     """(D, h, w), in at least single precision."""
     trace = subject.trace
     assert trace is not None
     if model.has_tokens:
-        values = trace["attention_out" if layer == "attention" else "u"][model.num_layers - 1]
-        features = values[subject.row, trace.num_prefix :].T.unflatten(1, model.grid)
+        name, number = _feature_layer(model, layer)
+        features = trace[name][number][subject.row, trace.num_prefix :].T.unflatten(1, model.grid)
     else:
         features = trace["features"][model.default_stage][subject.row]
     return features.to(torch.promote_types(features.dtype, torch.float32))

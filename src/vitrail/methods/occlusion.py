@@ -221,8 +221,8 @@ class Muted(Plain):
     def __init__(self, factors: Tensor):
         self.factors = factors
 
-    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-        scores = attention_scores(q, k, scale, bias)
+    def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
+        scores = attention_scores(q, k, scale, bias, talk)
         scores = scores - scores.amin(-1, keepdim=True)
         return softmax(scores * self.factors[:, None, None, -k.shape[2] :], q.dtype)
 

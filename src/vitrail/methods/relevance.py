@@ -122,6 +122,7 @@ class Relevance(TokenMethod):
             (any(b.attention.bias is not None for b in parts.blocks), "a score bias"),
             (first.mlp.up is not None, "a gated MLP"),
             (first.attention.gate is not None, "gated attention"),
+            (first.attention.talk is not None, "heads that are mixed"),
             (first.post1 is not None, "post-norm blocks"),
             (first.parallel, "parallel blocks"),
             (parts.head.pool == "attention", "an attention pool"),
@@ -195,7 +196,7 @@ class PixelRelevance(TokenMethod):
     def unsupported(cls, model: View) -> str | None:
         reason = super().unsupported(model)
         if reason is None and model.architecture().embedding.stem is not None:
-            return "it has a convolutional stem, for which its rules are not defined"
+            return "it has layers before its patches, for which its rules are not defined"
         return reason
 
     def pixel_rule(self) -> Plain:

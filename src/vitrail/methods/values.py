@@ -26,6 +26,17 @@ class ValueMethod(TokenMethod):
         return reason
 
 
+class HeadValueMethod(ValueMethod):
+    """A value method that pairs the attention of each head with the values of that head."""
+
+    @classmethod
+    def unsupported(cls, model: View) -> str | None:
+        reason = super().unsupported(model)
+        if reason is None and any(block.attention.talk is not None for block in model.blocks):
+            return "its heads are mixed after the softmax, so no head of attention has values of its own"
+        return reason
+
+
 def sent(v: Tensor, attention: Attention, gamma: Tensor | None) -> Tensor:
     """f_j^h = γ ⊙ W_o^h v_j^h: (B, H, n, d/H) values → (B, H, n, d); the output bias belongs to no source."""
     weight = attention.proj.weight.unflatten(1, (attention.heads, -1))  # (d, H, d/H)

@@ -14,14 +14,14 @@ from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, Rule
 from vitrail.methods.registry import method
-from vitrail.methods.values import ValueMethod, attention_of, sent_to, without_bias
+from vitrail.methods.values import HeadValueMethod, attention_of, sent_to, without_bias
 
 TINY = 1e-12  # lengths below it have no direction
 
 
 @method("vtranm", signed=False, family="transformation", cost=(1, 1), paper="Wu et al. 2024 (VTranM)")
 @dataclass(kw_only=True)
-class VTranM(ValueMethod, LayerMap):
+class VTranM(HeadValueMethod, LayerMap):
     """Chain over attention and MLP of identity + attention × positive gradient × change of length and direction.
 
     The rows of the paper's table 4: ``aggregate, length, necc`` = F F F (equation 8 at the first block), T F F, T T F,

@@ -12,7 +12,7 @@ from vitrail.engine.maps import min_max
 from vitrail.engine.requests import Asking
 from vitrail.errors import VitrailError
 from vitrail.methods.masking import Space
-from vitrail.metrics.base import Case, MapMetric, Scored, check_seed, metric, tie_fraction
+from vitrail.metrics.base import Case, MapMetric, Scored, check_seed, known, metric, tie_fraction
 from vitrail.metrics.curves import even_counts, ranks
 from vitrail.metrics.functional import functional
 from vitrail.metrics.presence import ask_present
@@ -71,7 +71,7 @@ class Idsds(MapMetric):
     def ask(self, case: Case) -> Asking[Scored]:
         values = case.on_grid
         absent = torch.eye(values.numel(), dtype=torch.bool, device=values.device).unflatten(1, values.shape)
-        falls = yield from _known(case, self.call, _falls(case, absent, "tokens", "logit", self.info.name))
+        falls = yield from known(case, self.call, _falls(case, absent, "tokens", "logit", self.info.name))
         return Scored(rank_correlation(values, falls))
 
 
@@ -100,7 +100,7 @@ class FaithfulnessCorrelation(MapMetric):
         values = case.on_grid
         absent = random_subsets(values.numel(), self.subset, self.runs, self.seed).to(values.device)
         asking = _falls(case, absent.unflatten(1, values.shape), self.space, "logit", self.info.name)
-        falls = yield from _known(case, self.call, asking)
+        falls = yield from known(case, self.call, asking)
         sums = absent.double() @ min_max(values.double()).flatten()  # of a constant map exactly 0
         return Scored(correlation(sums, falls))
 
@@ -119,13 +119,6 @@ def _falls(case: Case, absent: Tensor, space: Space, output: str, name: str) -> 
     scores = yield from ask_present(case, present, space, ClassScore(output), (case.target,), name)
     falls: Tensor = scores[0].double() - scores[1:].double()
     return falls.to(absent.device)
-
-
-def _known(case: Case, key: str, asking: Asking[Tensor]) -> Asking[Tensor]:
-    """What does not depend on the map is asked once for all maps of an image and class."""
-    if key not in case.answers:
-        case.answers[key] = yield from asking
-    return case.answers[key]
 
 
 saco = functional(Saco)

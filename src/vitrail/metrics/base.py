@@ -77,7 +77,7 @@ class Case:
     others: Tensor | None = None
     ignore: Tensor | None = None
     extras: dict[str, float] = field(default_factory=dict)
-    answers: dict[Hashable, Tensor] = field(default_factory=dict)  # about image and class alone, for all their maps
+    answers: dict[Hashable, Any] = field(default_factory=dict)  # of a batch of images, for all their maps
 
     def __post_init__(self) -> None:
         if self.map.ndim != 2 or not self.map.numel() or not self.map.is_floating_point():
@@ -121,6 +121,11 @@ class Case:
     def batch(self) -> Batch:
         """The image alone."""
         return Batch(self.view, self.pixels)
+
+    @property
+    def asked(self) -> Hashable:
+        """The image and the class: equal for all maps that explain one by the other."""
+        return id(self.pixels), self.target
 
     @cached_property
     def on_grid(self) -> Tensor:
@@ -197,11 +202,15 @@ class MethodMetric(Metric):
     """A metric of a method: it explains other inputs or other models."""
 
     def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
-        """Measures a method on the cases of a batch; yields what it needs of the network."""
+        """Measures a method on the cases of a batch; yields what it needs of the network.
+
+        Methods are measured side by side: what is asked about one batch object, as ``shared`` keeps it, is shared.
+        """
         raise NotImplementedError
 
 
 M = TypeVar("M", bound=type[Metric])
+T = TypeVar("T")
 
 METRICS: Registry[type[Metric]] = Registry(
     "metric",
@@ -262,6 +271,24 @@ def build_metric(name: str, /, **params: Any) -> Metric:
 def ask_if_applicable(metric: MapMetric, case: Case) -> Asking[Scored]:
     """Measures one case; NaN where the case lacks what the metric needs."""
     return NOT_APPLICABLE if case.lacks(metric.info.needs) else (yield from metric.ask(case))
+
+
+def shared(cases: Sequence[Case], key: Hashable, make: Callable[[], T]) -> T:
+    """What does not depend on maps is made once for all maps of these images and classes."""
+    answers, place = cases[0].answers, (key, *(case.asked for case in cases))
+    if place not in answers:
+        answers[place] = make()
+    result: T = answers[place]
+    return result
+
+
+def known(case: Case, key: Hashable, asking: Asking[Tensor]) -> Asking[Tensor]:
+    """What does not depend on the map is asked once for all maps of an image and class."""
+    place = (key, case.asked)
+    if place not in case.answers:
+        case.answers[place] = yield from asking
+    answer: Tensor = case.answers[place]
+    return answer
 
 
 def check_maps(method: Method, case: Case, maps: Tensor) -> None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.noise import noise
-from vitrail.engine.requests import Asking, Pictures
+from vitrail.engine.requests import Asking, Pictures, joined, size
 from vitrail.errors import VitrailError
-from vitrail.metrics.base import Case, MapMetric, Scored, average, metric
+from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, shared
 from vitrail.metrics.curves import ranks
 from vitrail.metrics.functional import functional
 from vitrail.targets import ClassScore
 
 SHARES = (10, 20, 30, 40, 50, 70, 90)  # per cent of the pixels
 DIRECT, DIAGONAL = 1 / 6, 1 / 12  # weights of the neighbours
-TOLERANCE, CHECK_EVERY, TINY = 1e-9, 10, 1e-300  # of the conjugate gradients
+TOLERANCE, TINY = 1e-9, 1e-300  # of the conjugate gradients
+LOW = torch.float32  # precision of what only speeds them up
+SMALLEST = 4  # cells along a side of the coarsest grid
+NUMBERS = 2**25  # of the images that are imputed together
 
 
 @metric("road", family="perturbation", higher_is_better=True, paper="Rong et al. 2022")
@@ -54,28 +59,58 @@ class Road(MapMetric):
     def removal(self, case: Case, least_first: bool) -> Pictures:
         """(shares,): the probability without the most or the least important pixels."""
         values = -case.on_input if least_first else case.on_input
-        place = ranks(values, self.seed).view(case.size).cpu()
-        counts = [share * place.numel() // 100 for share in SHARES]
+        place = ranks(values, self.seed).view(case.size)
+        counts = torch.tensor([share * place.numel() // 100 for share in SHARES], device=place.device)
+        drawn = shared([case], ("road", self.seed), partial(self.drawn, case))
+        return Imputations(
+            view=case.view,
+            count=len(counts),
+            length=case.view.num_tokens,
+            reading=ClassScore("probability"),
+            about=(case.target,),
+            name="imputation",
+            same=(id(case), "road", least_first, self.sigma, self.seed),
+            make=lambda part: place < counts[part, None, None],
+            image=case.pixels,
+            added=self.sigma * drawn,
+        )
 
-        def make(part: slice) -> Tensor:
-            removed = torch.stack([place < count for count in counts[part]])
-            filled = imputed(case.pixels, removed)
-            drawn = noise("normal", case.pixels.shape[1:], range(part.start, part.stop), self.seed, filled.device)
-            return filled + self.sigma * drawn.to(filled.dtype) * removed[:, None].to(filled)
-
-        same = (id(case), "road", least_first, self.sigma, self.seed)
-        return case.pictures(len(counts), make, ClassScore("probability"), name="imputation", same=same)
+    def drawn(self, case: Case) -> Tensor:
+        """(shares, 3, H, W): the noise of every removed pixel."""
+        drawn = noise("normal", case.pixels.shape[1:], range(len(SHARES)), self.seed, case.pixels.device)
+        return drawn.to(case.pixels.dtype)
 
 
-def imputed(image: Tensor, removed: Tensor) -> Tensor:
-    """(M, 3, H, W): the image (1, 3, H, W) whose pixels ``removed`` (M, H, W) are the weighted means of their
-    neighbours, all at once.
+@dataclass(eq=False, kw_only=True)
+class Imputations(Pictures):
+    """An image (1, 3, H, W) without some pixels: ``make`` tells which (m, H, W), all chunks are imputed at once.
 
-    Factorised on a CPU; by conjugate gradients on a GPU, which computes all masks together.
+    ``added``: what removed pixels get besides.
     """
-    if image.device.type == "cpu":
-        return torch.cat([factorised(image, mask) for mask in removed])
-    return iterated(image.double(), removed[:, None].to(image.device)).to(image.dtype)
+
+    image: Tensor
+    added: Tensor
+
+    @staticmethod
+    def inputs(pieces: Sequence[tuple[Any, slice]]) -> tuple[Tensor, ...]:
+        removed = joined([request.make(part) for request, part in pieces])
+        images = joined([request.image.expand(size(part), -1, -1, -1) for request, part in pieces])
+        added = joined([request.added[part] for request, part in pieces])
+        return (imputed(images, removed) + added * removed[:, None],)
+
+
+def imputed(images: Tensor, removed: Tensor) -> Tensor:
+    """(M, 3, H, W): images (M or 1, 3, H, W) whose pixels ``removed`` (M, H, W) are the weighted means of their
+    neighbours.
+
+    By conjugate gradients on a GPU of NVIDIA's, which computes many masks together, else factorised one by one.
+    """
+    images = images.expand(len(removed), -1, -1, -1)
+    if images.device.type != "cuda":
+        return torch.cat([factorised(image[None], mask) for image, mask in zip(images, removed, strict=True)])
+    step = max(1, NUMBERS // images[0].numel())
+    parts = zip(images.split(step), removed.split(step), strict=True)
+    return torch.cat([iterated(part.double(), mask[:, None]).to(images.dtype) for part, mask in parts])
 
 
 def factorised(image: Tensor, removed: Tensor) -> Tensor:
@@ -85,48 +120,90 @@ def factorised(image: Tensor, removed: Tensor) -> Tensor:
     unknown = removed.flatten().cpu().numpy()
     if not unknown.any():
         return image
-    colours = image[0].flatten(1).T.double().cpu().numpy().copy()
+    colours = image[0].flatten(1).T.cpu().double().numpy().copy()
     rows = _differences(*removed.shape)[unknown]
     factors = splu(rows[:, unknown].tocsc(), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
     colours[unknown] = factors.solve(-(rows[:, ~unknown] @ colours[~unknown]))
-    return torch.from_numpy(colours.T.copy()).view(image.shape).to(image)
+    return torch.from_numpy(colours.T.copy()).view(image.shape).to(image.dtype).to(image.device)
 
 
-def iterated(image: Tensor, removed: Tensor) -> Tensor:
-    """Conjugate gradients for masks (M, 1, H, W), preconditioned by the diagonal; every colour is a system of its own.
+def iterated(images: Tensor, removed: Tensor) -> Tensor:
+    """Conjugate gradients for masks (M, 1, H, W), preconditioned by a multigrid; every colour is a system of its own.
 
     Raises:
         VitrailError: the residual is still above ``TOLERANCE`` after as many steps as there are pixels.
     """
-    weights = _around(torch.ones_like(image[:, :1]))
-    right = torch.where(removed, _around(torch.where(removed, 0, image)), 0)
+    levels = _levels(removed)
+    weights = _around(torch.ones_like(images[:1, :1]))
+    unknown = removed.to(images.dtype)
+    right = _around((1 - unknown) * images) * unknown
     goal = TOLERANCE**2 * _dot(right, right)
     solution, residual = torch.zeros_like(right), right.clone()
-    direction = residual / weights
-    product = _dot(residual, direction)
-    for step in range(removed[0].numel()):
-        if step % CHECK_EVERY == 0 and bool((_dot(residual, residual) <= goal).all()):
-            return torch.where(removed, solution, image)
-        image_of = torch.where(removed, weights * direction - _around(direction), 0)
+    direction, previous = torch.zeros_like(right), torch.ones_like(goal)
+    for _ in range(removed[0].numel()):
+        if bool((_dot(residual, residual) <= goal).all()):
+            return torch.where(removed, solution, images)
+        corrected = _cycle(residual.to(LOW), levels).to(images.dtype)
+        product = _dot(residual, corrected)
+        direction = torch.addcmul(corrected, product / previous, direction)
+        image_of = (weights * direction).sub_(_around(direction)).mul_(unknown)
         rate = product / _dot(direction, image_of).clamp(min=TINY)
-        solution += rate * direction
-        residual -= rate * image_of
-        scaled = residual / weights
-        previous, product = product, _dot(residual, scaled)
-        direction = scaled + product / previous.clamp(min=TINY) * direction
+        solution.addcmul_(rate, direction)
+        residual.addcmul_(-rate, image_of)
+        previous = product.clamp(min=TINY)
     raise VitrailError("road: the pixels that were removed could not be imputed; report this image as a bug.")
 
 
+@dataclass(frozen=True)
+class Level:
+    """Systems on one grid: which cells are unknown, (M, 1, h, w), their weights, and the inverse of those."""
+
+    unknown: Tensor
+    weights: Tensor
+    inverse: Tensor
+
+
+def _levels(removed: Tensor) -> list[Level]:
+    """From the pixels to ever larger cells; a cell is unknown if all of its four parts are."""
+    levels, unknown = [], removed.to(LOW)
+    while True:
+        weights = _around(torch.ones_like(unknown[:1]))
+        levels.append(Level(unknown, weights, unknown / weights))
+        height, width = unknown.shape[-2:]
+        if min(height, width) < SMALLEST:
+            return levels
+        unknown = -F.max_pool2d(-F.pad(unknown, (0, width % 2, 0, height % 2)), 2)
+
+
+def _cycle(residual: Tensor, levels: Sequence[Level]) -> Tensor:
+    """One symmetric V-cycle from zero: about the solution for a residual. Jacobi's method damps half of all waves to a
+    third here.
+    """
+    level, rest = levels[0], levels[1:]
+    solution = residual * level.inverse
+    if rest:
+        height, width = residual.shape[-2:]
+        left = _left(residual, solution, level)
+        coarse = 4 * F.avg_pool2d(F.pad(_smoothed(left), (0, width % 2, 0, height % 2)), 2)
+        correction = _cycle(coarse * rest[0].unknown, rest)
+        enlarged = F.interpolate(correction, scale_factor=2, mode="nearest")[..., :height, :width]
+        solution.addcmul_(_smoothed(enlarged), level.unknown)
+    return solution.addcmul_(_left(residual, solution, level), level.inverse)
+
+
+def _left(residual: Tensor, solution: Tensor, level: Level) -> Tensor:
+    """The residual that a solution leaves."""
+    return residual.addcmul(level.weights, solution, value=-1).add_(_around(solution)).mul_(level.unknown)
+
+
 def _around(images: Tensor) -> Tensor:
-    """The weighted sum of each pixel's neighbours."""
-    sums = images  # [1, 2, 1] along both sides: 12 times the weights, and 4 times the pixel itself
-    for side in (-1, -2):
-        rest = sums.shape[side] - 1
-        smoothed = 2 * sums
-        smoothed.narrow(side, 1, rest).add_(sums.narrow(side, 0, rest))
-        smoothed.narrow(side, 0, rest).add_(sums.narrow(side, 1, rest))
-        sums = smoothed
-    return DIAGONAL * (sums - 4 * images)
+    """The weighted sum of each pixel's neighbours: of [1, 2, 1] along both sides, without the pixel itself."""
+    return _smoothed(images).mul_(16 * DIAGONAL).sub_(images, alpha=4 * DIAGONAL)
+
+
+def _smoothed(images: Tensor) -> Tensor:
+    """[1, 2, 1] / 4 along both sides, zero outside: the mean of two neighbours, twice."""
+    return F.avg_pool2d(F.avg_pool2d(images, 2, stride=1, padding=1), 2, stride=1)
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:

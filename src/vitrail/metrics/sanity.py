@@ -8,15 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.engine.maps import enlarged, min_max
 from vitrail.engine.requests import Asking, Batch
+from vitrail.errors import VitrailError
 from vitrail.methods.base import Method
 from vitrail.methods.registry import build_method
-from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_maps, check_seed, metric
-from vitrail.metrics.statistics import rank_correlation
+from vitrail.metrics.base import Case, MapMetric, MethodMetric, Scored, check_maps, check_seed, metric, shared
+from vitrail.metrics.statistics import rank_correlations
+from vitrail.models.translation import is_packed
 from vitrail.models.view import View
 from vitrail.targets import Target
 
@@ -50,38 +53,57 @@ class ModelRandomization(MethodMetric):
     def ask(self, method: Method, cases: Sequence[Case]) -> Asking[list[Scored]]:
         if method.trained:
             return [Scored(math.nan) for _ in cases]
+        maps = []
+        for batch, target in shared(cases, self.call, lambda: self.questions(method.model, cases)):
+            again = build_method(method.info.name, batch.view, **method.params)
+            attribution = yield from again.explained(batch, target)
+            check_maps(method, cases[0], attribution.map)
+            maps.append(attribution.map)
+        before, after = torch.stack([case.map.to(maps[0]) for case in cases]), torch.stack(maps)
+        return [Scored(sum(curve) / len(curve), curve) for curve in self.curves(before, after, cases[0].size)]
+
+    def questions(self, view: View, cases: Sequence[Case]) -> list[tuple[Batch, Target]]:
+        """What every method is asked: the images, seen by each of the randomised models."""
         images = torch.cat([case.pixels for case in cases])
         target = Target(torch.tensor([case.target for case in cases]))
-        similarities = []
-        for view in randomised(method.model, self.way, self.seed):
-            attribution = yield from build_method(method.info.name, view, **method.params).explained(
-                Batch(view, images), target
-            )
-            check_maps(method, cases[0], attribution.map)
-            pairs = zip(cases, attribution.map, strict=True)
-            similarities.append([self._similarity(case.map.to(values), values, case.size) for case, values in pairs])
-        curves = zip(*similarities, strict=True)
-        return [Scored(sum(curve) / len(curve), list(curve)) for curve in curves]
+        return [(Batch(twin, images), target) for twin in randomised(view, self.way, self.seed)]
 
-    def _similarity(self, before: Tensor, after: Tensor, size: tuple[int, int]) -> float:
+    def curves(self, before: Tensor, after: Tensor, size: tuple[int, int]) -> list[list[float]]:
+        """How alike the maps (images, …) and (layers, images, …) are: a value per layer for each image."""
         if self.reading == "rank":
-            return rank_correlation(before.abs(), after.abs())
-        return similarity(before, after, size)
+            pairs = (values.abs().flatten(2).flatten(0, 1) for values in (before.expand_as(after), after))
+            likeness = rank_correlations(*(values.double().cpu().numpy() for values in pairs))
+            return np.nan_to_num(likeness).reshape(after.shape[:2]).T.tolist()
+        return [[similarity(a, b, size) for b in maps] for a, maps in zip(before, after.transpose(0, 1), strict=True)]
 
 
 def randomised(view: View, way: str, seed: int) -> Iterator[View]:
-    """A copy of a view whose layers, from the head down, get weights drawn anew; the view itself stays as it is."""
-    twin: View = copy.deepcopy(view)
-    twin.known_weights = None
+    """Copies of a view whose layers, from the head down, have weights drawn anew; the view itself stays as it is.
+
+    The copies share all weights but those of their layer, so that holding them all costs one model.
+    """
+    if any(is_packed(parameter) for parameter in view.module.parameters()):
+        raise VitrailError(
+            f"{view.name} cannot be randomised: its weights are quantised, so that none can be drawn anew."
+        )
     draw = torch.Generator().manual_seed(check_seed(seed))
-    for weights in reversed(twin.layers()):
-        originals = [weight.clone() for weight in weights]
-        for weight in weights:
+    for index in reversed(range(len(view.layers()))):
+        twin = _with_own(view, index)
+        for weight in twin.layers()[index]:
             weight.copy_(_like(weight, draw))
         yield twin
-        if way == "independent":
-            for weight, original in zip(weights, originals, strict=True):
-                weight.copy_(original)
+        if way == "cascading":
+            view = twin
+
+
+def _with_own(view: View, index: int) -> View:
+    """A copy with weights of its own in one layer, which shares all others with the view."""
+    places = {weight.untyped_storage().data_ptr() for weight in view.layers()[index]}
+    tensors = [tensor for module in view.modules for tensor in (*module.parameters(), *module.buffers())]
+    kept = {id(tensor): tensor for tensor in tensors if tensor.untyped_storage().data_ptr() not in places}
+    twin: View = copy.deepcopy(view, dict(kept))
+    twin.known_weights = None
+    return twin
 
 
 def _like(weights: Tensor, draw: torch.Generator) -> Tensor:

@@ -12,9 +12,13 @@ from torch.nn.parameter import is_lazy
 from vitrail.errors import VitrailError
 from vitrail.models.black_box import BlackBox
 from vitrail.models.clone import evaluation_clone
-from vitrail.models.translation import LIBRARIES, class_name, is_of_library
+from vitrail.models.translation import LIBRARIES, class_name, is_of_library, is_packed, unpacked
 from vitrail.models.view import View
 
+GATHER = (
+    "gather the weights into a plain module, with torch.distributed.checkpoint.state_dict.get_model_state_dict and "
+    "StateDictOptions(full_state_dict=True), and give that one."
+)
 # Tolerance of the logits, relative to the largest or to 1: 10 to 100 times the rounding error of ViT-B and ViT-L.
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
@@ -37,16 +41,26 @@ def check_tensors(module: nn.Module, of_any_kind: bool = False) -> None:
         if tensor.layout != torch.strided and not of_any_kind:
             raise VitrailError(f"{name} is a sparse tensor: make it dense (tensor.to_dense()) before wrap().")
     for name, parameter in module.named_parameters():
-        is_plain = type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__
-        if not of_any_kind and (not parameter.is_floating_point() or not is_plain):
-            kind = str(parameter.dtype).removeprefix("torch.") if is_plain else class_name(parameter)
-            raise VitrailError(
-                f"{name} is not a plain floating-point tensor but quantised or distributed ({kind}): give the "
-                f"model before that conversion, or explain it by its logits alone: wrap(module, black_box=True)."
-            )
+        if of_any_kind or (parameter.is_floating_point() and _has_numbers(parameter)):
+            continue
+        kind = class_name(parameter) if is_packed(parameter) else str(parameter.dtype).removeprefix("torch.")
+        if kind.endswith("DTensor"):
+            raise VitrailError(f"{name} is sharded ({kind}): {GATHER}")
+        raise VitrailError(
+            f"{name} is not a plain floating-point tensor but quantised or distributed ({kind}): give the "
+            f"model before that conversion, or explain it by its logits alone: wrap(module, black_box=True)."
+        )
     devices = {str(parameter.device) for parameter in module.parameters()}
     if len(devices) > 1:
         raise VitrailError(f"the parameters are on several devices ({', '.join(sorted(devices))}): move them to one.")
+
+
+def _has_numbers(parameter: Tensor) -> bool:
+    """Whether a parameter holds its numbers, or says them."""
+    try:
+        return type(unpacked(parameter)).__torch_dispatch__ is Tensor.__torch_dispatch__
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return False
 
 
 def check_logits(view: View, module_logits: Callable[[nn.Module, Tensor], Tensor]) -> None:
@@ -153,6 +167,9 @@ def _changes(module: nn.Module) -> Iterator[str]:
         for hooks, what in ((part._forward_pre_hooks, "pre-hook"), (part._forward_hooks, "hook")):
             for hook in hooks.values():
                 yield f"{name} has a forward {what} ({getattr(hook, '__qualname__', class_name(hook))})"
+        for attribute, tensor in part.named_parameters(recurse=False):
+            if is_packed(tensor):
+                yield f"{name}.{attribute} is quantised ({class_name(tensor)})"
         for attribute, value in vars(part).items():
-            if callable(value) and callable(getattr(kind, attribute, None)):
+            if attribute != "extra_repr" and callable(value) and callable(getattr(kind, attribute, None)):
                 yield f"{name}.{attribute} was replaced"

@@ -1,4 +1,4 @@
-"""A small model that compares images with texts, of torch and timm alone: it is embedded as `scenes-text`."""
+"""A small model that compares images with texts, of torch alone: it is embedded as `scenes-text`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vitrail.core import parts
 from vitrail.errors import VitrailError
 from vitrail.models import timm
+from vitrail.models.plain import VisionTransformer
 
 
 class WordTokenizer:
@@ -62,8 +63,6 @@ class CaptionModel(nn.Module):
     """Two towers: a ViT whose head is its projection, and a ``TextTower``; scale and bias make logits of cosines."""
 
     def __init__(self, vision: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-        from timm.models.vision_transformer import VisionTransformer
-
         super().__init__()
         self.vision = VisionTransformer(**vision)
         self.text = TextTower(outputs=vision["num_classes"], **text)

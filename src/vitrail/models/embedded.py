@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,13 +17,20 @@ from vitrail.errors import VitrailError
 from vitrail.models.captions import CaptionModel, WordTokenizer
 from vitrail.models.checkpoints import load_state, read_state
 from vitrail.models.labels import read_labels
-from vitrail.models.preprocessing import Preprocess
+from vitrail.models.plain import VisionTransformer
 from vitrail.models.view import View
 from vitrail.models.wrapping import wrap
 from vitrail.models.zero_shot import Prompts
 
 DEFAULT = "photo"
 FOLDER = Path(str(files("vitrail"))) / "weights"
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """How a card says that images become inputs, as ``wrap`` takes it."""
+
+    data_config: dict[str, Any]
 
 
 @lru_cache(maxsize=1)
@@ -56,10 +64,10 @@ def load_embedded(name: str | None = None, prompts: Prompts | None = None) -> Vi
     labels = read_labels(FOLDER / about["labels"], classes(about))
     if reads_texts(name):
         tokenizer = WordTokenizer(about["words"], about["fillers"])
-        view = wrap(module, prompts=prompts or labels, tokenizer=tokenizer, output=about["output"], name=name)
+        options: dict[str, Any] = {"prompts": prompts or labels, "tokenizer": tokenizer}
     else:
-        view = wrap(module, labels=labels, output=about["output"], name=name)
-    view.preprocessing = Preprocess.from_timm(about["preprocessing"])
+        options = {"labels": labels}
+    view = wrap(module, output=about["output"], name=name, processor=_Steps(about["preprocessing"]), **options)
     view.note = note(about, labels)
     return view
 
@@ -71,8 +79,6 @@ def classes(about: dict[str, Any]) -> int:
 
 
 def _build(about: dict[str, Any]) -> nn.Module:
-    from timm.models.vision_transformer import VisionTransformer
-
     if "text" in about:
         return CaptionModel(about["architecture"], about["text"])
     return VisionTransformer(**about["architecture"])

@@ -116,7 +116,7 @@ def load(
         device=device,
         dtype=dtype,
     )
-    kind = (name or "").partition(":")[0]
+    kind = (name or embedded.DEFAULT).partition(":")[0]
     if is_built_in(kind):
         MODELS.mention_hidden(kind)
     if name is None or name in embedded.names():

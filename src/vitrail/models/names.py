@@ -10,20 +10,20 @@ Level = Literal["tokens", "features only", "logits only"]
 # timm modules whose models are plain ViTs, and the names among them whose blocks are not.
 PLAIN = (
     "vision_transformer", "vision_transformer_relpos", "vision_transformer_hybrid", "vitamin", "deit", "eva", "beit",
-    "qwen3_vit", "deepseek_vit",
+    "cait", "naflexvit", "qwen3_vit", "deepseek_vit", "gemma4_vit",
 )  # fmt: skip
 DIFFERENTIAL = re.compile(r"vit_d(p?wee|little)_")
+CLIPPING = re.compile(r"gemma4_vit_167m")
 HEADLESS = re.compile(r"_vit_\w+_enc$")  # encoders of language models, without a classifier
 # timm modules without a map of features that everything passes, and names of others that have none either.
 MAPLESS = (
-    "cait", "convit", "crossvit", "efficientvim", "gemma4_vit", "hiera", "mlp_mixer", "mvitv2", "naflexvit", "pit",
+    "convit", "crossvit", "efficientvim", "hiera", "mlp_mixer", "mvitv2", "pit",
     "tnt", "xcit",
 )  # fmt: skip
 MAPLESS_NAMES = re.compile(r"levit_\d|coat_(mini|small|tiny)$")
 MERGING = re.compile(r"_vit_\w+_(merge|align)$")  # encoders that merge patches behind their blocks
 # Why the models of a timm module are no plain ViTs; that they are convolutional networks is not said of each.
 REASONS = {
-    "cait": "its attention mixes heads, and a class token attends apart from the patches",
     "convit": "its attention is mixed with fixed positions by a gate",
     "crossvit": "it has two streams of patches",
     "davit": "it attends to windows and to channels",
@@ -31,14 +31,12 @@ REASONS = {
     "efficientvit_msra": "its attention is cascaded over groups, between convolutions",
     "fastvit": "it is convolutional but for its last stage",
     "gcvit": "it attends to windows",
-    "gemma4_vit": "its values are normed, and its linear layers may clip",
     "hiera": "it attends to units of patches and merges them",
     "hieradet_sam2": "it attends to windows and merges patches",
     "levit": "its attention shrinks, and it is convolutional before",
     "maxxvit": "it attends to windows, between convolutions",
     "mobilevit": "it attends within blocks of convolutions",
     "mvitv2": "its attention pools patches",
-    "naflexvit": "it takes sequences of patches of any shape",
     "nextvit": "it attends within blocks of convolutions",
     "repvit": "it is convolutional",
     "shvit": "its attention has one head, between convolutions",
@@ -66,7 +64,7 @@ def kind_of_view(name: str) -> Level | None:
     if module in PLAIN:
         if MERGING.search(stem):
             return "features only" if module == "qwen3_vit" else "logits only"
-        return "logits only" if DIFFERENTIAL.search(stem) else "tokens"
+        return "logits only" if DIFFERENTIAL.search(stem) or CLIPPING.search(stem) else "tokens"
     return "logits only" if module in MAPLESS or MAPLESS_NAMES.match(stem) else "features only"
 
 
@@ -77,6 +75,8 @@ def reason(name: str) -> str:
     if kind_of_view(name) is None:
         return "it has no classifier"
     if source(name) in PLAIN:
+        if CLIPPING.search(name):
+            return "its linear layers clip (set_clamp_enabled(False) turns that off)"
         return "patches are merged behind its last block" if MERGING.search(name) else "its attention is differential"
     return REASONS.get(source(name), "it is no Vision Transformer")
 

@@ -271,7 +271,9 @@ class Preprocess:
     def __call__(self, image: Image.Image) -> Tensor:
         """Turns an RGB image into the normalised model input, float32 (3, height, width)."""
         rgb = image if image.mode == "RGB" else image.convert("RGB")
-        return self.trim(self.normalise(self._fitted(rgb)))
+        # With NumPy, which rounds as torch does: torch would start threads of its own in each thread that reads images.
+        mean, std = (np.array(triple, dtype=np.float32)[:, None, None] for triple in (self.mean, self.std))
+        return self.trim(torch.from_numpy((self._fitted(rgb) - mean) / std))
 
     def trim(self, images: Tensor) -> Tensor:
         """Cuts what the library's own transform returns, (…, H, W), to the part that the network uses."""
@@ -374,7 +376,7 @@ class Preprocess:
             return left, top
         return int(margins[0] / 2), int(margins[1] / 2)
 
-    def _fitted(self, image: Image.Image) -> Tensor:
+    def _fitted(self, image: Image.Image) -> NDArray[np.float32]:
         """Scale, crop and pad: colours in 0…1, (3, height, width) as the library makes them."""
         scaled_size = self._scaled_size(image.size)
         left, top = self._corner(scaled_size)
@@ -384,18 +386,22 @@ class Preprocess:
         else:
             scaled = self._scaled(image, scaled_size)
             visible = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-        if visible.shape[1:] == (height, width):
-            return visible
-        canvas = torch.zeros(3, height, width, dtype=torch.float32, device="cpu")
+        is_unit = visible.dtype == np.float32
+        colours: NDArray[Any] = visible if is_unit else visible.astype(np.float32, order="C") / np.float32(255)
+        if colours.shape[1:] == (height, width):
+            return colours
+        canvas = np.zeros((3, height, width), dtype=np.float32)
         if self.fit == "border":
-            canvas += canvas.new_tensor([round(255 * value) for value in self.mean]).view(3, 1, 1) / 255
+            border = np.array([round(255 * value) for value in self.mean], dtype=np.float32) / np.float32(255)
+            canvas += border[:, None, None]
         rows, columns = max(-top, 0), max(-left, 0)
-        canvas[:, rows : rows + visible.shape[1], columns : columns + visible.shape[2]] = visible
+        canvas[:, rows : rows + colours.shape[1], columns : columns + colours.shape[2]] = colours
         return canvas
 
-    def _scaled(self, image: Image.Image, size: tuple[int, int]) -> Tensor:
+    def _scaled(self, image: Image.Image, size: tuple[int, int]) -> NDArray[Any]:
+        """The whole image, (3, height, width): uint8, or colours in 0…1."""
         if self.arithmetic in ("torchvision", "hf_pil"):
-            return _to_tensor(image.resize(size, Image.Resampling[self.interpolation.upper()]))
+            return _planes(image.resize(size, Image.Resampling[self.interpolation.upper()]))
         from torchvision.transforms.v2 import InterpolationMode, functional
 
         mode = InterpolationMode("nearest-exact" if self.interpolation == "nearest" else self.interpolation)
@@ -404,12 +410,14 @@ class Preprocess:
             return cast(Tensor, functional.resize(pixels, [size[1], size[0]], interpolation=mode, antialias=True))
 
         if self.arithmetic == "hf_torchvision_float":  # one colour at a time: all floats of a photograph are a gigabyte
-            return torch.cat(
-                [resized(torch.from_numpy(np.array(colour))[None].float() / 255) for colour in image.split()]
+            return np.concatenate(
+                [resized(torch.from_numpy(np.array(colour))[None].float() / 255).numpy() for colour in image.split()]
             )
-        return resized(torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()).float() / 255
+        return resized(torch.from_numpy(np.array(_planes(image), order="C"))).numpy()
 
-    def _sampled_inside(self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int) -> Tensor:
+    def _sampled_inside(
+        self, image: Image.Image, scaled_size: tuple[int, int], left: int, top: int
+    ) -> NDArray[np.uint8]:
         """Samples only the part of a huge scaled image that the crop shows."""
         right, bottom = (
             min(left + self.library_size[1], scaled_size[0]),
@@ -419,7 +427,7 @@ class Preprocess:
         across, down = image.width / scaled_size[0], image.height / scaled_size[1]
         box = (left * across, top * down, min(right * across, image.width), min(bottom * down, image.height))
         method = Image.Resampling[self.interpolation.upper()]
-        return _to_tensor(image.resize((right - left, bottom - top), method, box=box))
+        return _planes(image.resize((right - left, bottom - top), method, box=box))
 
 
 def _nearest(start: int, count: int, edge: int, scaled_edge: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -430,8 +438,9 @@ def _nearest(start: int, count: int, edge: int, scaled_edge: int) -> tuple[NDArr
     return original.clip(0, edge - 1), (original >= 0) & (original < edge)
 
 
-def _to_tensor(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+def _planes(image: Image.Image) -> NDArray[np.uint8]:
+    """The colours of an RGB image, (3, height, width)."""
+    return np.asarray(image).transpose(2, 0, 1)
 
 
 def _huggingface_geometry(

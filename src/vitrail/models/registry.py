@@ -21,9 +21,11 @@ B = TypeVar("B", bound=Builder)
 
 def is_built_in(name: str) -> bool:
     """Whether ``load`` has a model, or a prefix of models, of this name."""
-    import timm
+    if name in ("hf", "torchvision", *embedded.names()):
+        return True
+    import timm  # takes longer than what most commands do
 
-    return name in ("hf", "torchvision", *embedded.names()) or timm.is_model(name)
+    return timm.is_model(name)
 
 
 MODELS: Registry[Builder] = Registry("model", listing="vitrail models", group="vitrail.models", reserved=is_built_in)

@@ -27,8 +27,6 @@ from vitrail.models.translation import (
     refuse,
 )
 
-_UNSEEN = -1e9  # what is added to scores of attention that count as none: finite, and e to its power is 0
-
 
 def is_segmenter(module: Any) -> bool:
     """Whether it is a segmenter that can be seen into."""
@@ -51,10 +49,8 @@ def describe(module: Any, size: tuple[int, int], head: None = None, pool: None =
     embedding = parts.Embedding(convolution.weight, convolution.bias, prefix, patches)
     rope = huggingface.rotary(module, size, convolution.weight)
     blocks = [huggingface.block(layer, rope, None, grid) for layer in module.layers]
-    apart = _apart(len(queries), len(prefix) + grid[0] * grid[1], convolution.weight)
     for number in range(len(blocks) - module.config.num_blocks):
-        attention = replace(blocks[number].attention, bias=apart)
-        blocks[number] = replace(blocks[number], attention=attention, waiting=len(queries))
+        blocks[number] = replace(blocks[number], waiting=len(queries))
     return parts.Architecture(embedding, tuple(blocks), _head(module, grid))
 
 
@@ -84,14 +80,6 @@ def _upscale(block: Any) -> parts.Upscale:
         spread.weight.detach(),
         needed_norm(block.layernorm2d),
     )
-
-
-def _apart(queries: int, tokens: int, like: Tensor) -> Tensor:
-    """(1, n, n): a score bias that lets each query see itself alone, and no other token see queries."""
-    unseen = torch.zeros(tokens, tokens, dtype=torch.bool, device=like.device)
-    unseen[:queries], unseen[:, :queries] = True, True
-    unseen[:queries, :queries].fill_diagonal_(False)
-    return _UNSEEN * unseen[None].to(like.dtype)
 
 
 def _check_attention(module: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 
 from vitrail.core import parts
 from vitrail.errors import VitrailError
-from vitrail.models import names
+from vitrail.models import names, plain
 from vitrail.models.clone import evaluation_clone, widened
 from vitrail.models.translation import (
     activation,
+    bare,
     beside,
     check_dropout,
     classifier,
@@ -32,11 +34,16 @@ from vitrail.models.translation import (
     summed,
 )
 
-ENCODERS = ("Qwen3VitClassifier", "DeepseekVitClassifier")  # those of language models, with a classifier
-NETWORKS = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos", "Eva", "Beit", *ENCODERS)
-PRE_NORM = {"Block", "EvaBlock", "RelPosBlock", "DeepseekVitBlock"}
+PACKAGES = ("timm.", plain.__name__)
+# Those of language models, with a classifier
+ENCODERS = ("Qwen3VitClassifier", "DeepseekVitClassifier", "Gemma4VitClassifier")
+VIT = ("VisionTransformer", "VisionTransformerDistilled", "VisionTransformerRelPos")
+NETWORKS = (*VIT, "Eva", "Beit", "Cait", "NaFlexVit", *ENCODERS)
+PRE_NORM = {"Block", "EvaBlock", "RelPosBlock", "DeepseekVitBlock", "LayerScaleBlock", "LayerScaleBlockClassAttn"}
 POST_NORM = {"ResPostBlock", "ResPostRelPosBlock", "EvaBlockPostNorm"}
-ATTENTIONS = {"Attention", "AttentionRope", "EvaAttention", "RelPosAttention"}
+ATTENTIONS = {
+    "Attention", "AttentionRope", "EvaAttention", "RelPosAttention", "TalkingHeadAttn", "ClassAttn", "Gemma4Attention"
+}  # fmt: skip
 HIERARCHICAL = ("SwinTransformer", "SwinTransformerV2")
 POOLS: dict[str, parts.PoolKind] = {
     "token": "token", "avg": "mean", "max": "max", "avgmax": "avgmax", "map": "attention", "patches": "patches"
@@ -44,7 +51,7 @@ POOLS: dict[str, parts.PoolKind] = {
 
 
 def is_timm(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("timm.")
+    return type(module).__module__.startswith(PACKAGES)
 
 
 def describe(
@@ -55,37 +62,66 @@ def describe(
         raise refuse(module, "it is not a plain Vision Transformer")
     if type(module).__name__ in ENCODERS:
         return _describe_encoder(module, size, head)
-    embedding = _embedding(module, size)
+    embedding = _flexible_embedding(module, size) if hasattr(module, "embeds") else _embedding(module, size)
     grid = (size[0] // embedding.patch[0], size[1] // embedding.patch[1])
     ropes = _ropes(module, grid)
     shared_bias = _shared_bias(module)
-    blocks = tuple(_block(b, rope, shared_bias) for b, rope in zip(module.blocks, ropes, strict=True))
+    blocks = [_block(b, rope, shared_bias) for b, rope in zip(module.blocks, ropes, strict=True)]
+    if type(module).__name__ == "Cait":  # its class token joins in blocks of its own, which change nothing else
+        late = [_block(b, None, None) for b in module.blocks_token_only]
+        blocks = [*(replace(block, waiting=1) for block in blocks), *(replace(block, asking=1) for block in late)]
     check_dropout(module, "pos_drop", "patch_drop", "head_drop")
-    return parts.Architecture(embedding, blocks, _head(module, head, pool))
+    return parts.Architecture(embedding, tuple(blocks), _head(module, head, pool))
 
 
 def _describe_encoder(module: Any, size: tuple[int, int], head: nn.Module | None) -> parts.Architecture:
     """The vision encoder of a language model, whose patches a classifier averages."""
-    encoder = module.encoder
-    if getattr(encoder, "merger", None) is not None or getattr(encoder, "aligner", None) is not None:
+    encoder, merging = module.encoder, ("merger", "aligner")
+    if (
+        any(getattr(encoder, name, None) is not None for name in merging)
+        or getattr(module, "encoder_pool", "") == "soft"
+    ):
         raise _beyond(module, "patches are merged behind its last block")
     if head is not None or isinstance(module.head, nn.Identity) or module.global_pool != "avg":
         raise refuse(module, "only its own classifier of the mean of all patches can be explained")
+    is_gemma = type(module).__name__ == "Gemma4VitClassifier"
+    convolution, table, rope = _gemma_patches(encoder, size) if is_gemma else _encoder_patches(encoder, size)
+    embedding = parts.Embedding(
+        weight=convolution.weight,
+        bias=convolution.bias,
+        prefix=convolution.weight.new_zeros(0, convolution.weight.shape[0]),
+        positions=table,
+        patch_norm=norm(getattr(encoder.patch_embed, "norm", None)),
+    )
+    blocks = tuple(_block(block, rope, None) for block in encoder.blocks)
+    check_dropout(module, "head_drop")
+    last = norm(getattr(encoder, "norm", None))
+    return parts.Architecture(embedding, blocks, classifier(module.head, last, "mean", pooled_norm=norm(module.norm)))
+
+
+def _encoder_patches(encoder: Any, size: tuple[int, int]) -> tuple[parts.Linear, Tensor | None, parts.Rope]:
+    """The patch convolution, positions and rotary tables of the encoders of Qwen3 and DeepSeek."""
     convolution = patch_convolution(encoder.patch_embed.proj)
     width, _, *patch = convolution.weight.shape
     nothing = convolution.weight.new_zeros(1, size[0] // patch[0], size[1] // patch[1], width)
     table, rope = evaluation_clone(encoder)._pos_embed(nothing)
-    embedding = parts.Embedding(
-        weight=convolution.weight,
-        bias=convolution.bias,
-        prefix=convolution.weight.new_zeros(0, width),
-        positions=table[0].detach() if hasattr(encoder, "pos_embed") else None,
-        patch_norm=norm(encoder.patch_embed.norm),
-    )
-    blocks = tuple(_block(block, _rope(rope.detach(), block.attn), None) for block in encoder.blocks)
-    check_dropout(module, "head_drop")
-    last = norm(getattr(encoder, "norm", None))
-    return parts.Architecture(embedding, blocks, classifier(module.head, last, "mean", pooled_norm=norm(module.norm)))
+    positions = table[0].detach() if hasattr(encoder, "pos_embed") else None
+    return convolution, positions, _rope(rope.detach(), encoder.blocks[0].attn)
+
+
+@torch.no_grad()
+def _gemma_patches(encoder: Any, size: tuple[int, int]) -> tuple[parts.Linear, Tensor, parts.Rope]:
+    """The same of Gemma 4, which reads 2x − 1, and rotates by rows and columns in a half of the width each."""
+    source = encoder.patch_embed
+    _check_grid(encoder, source.patch_size, size)
+    projection = linear(source.input_proj)
+    weight = _folded(2 * projection.weight, source.patch_size, channels_last=False)
+    grid = (size[0] // source.patch_size[0], size[1] // source.patch_size[1])
+    coordinates, _ = source._default_patch_coord(1, *grid, weight.device)
+    places = coordinates.flip(-1)
+    table = source._position_embeddings(places, None)[0]
+    cos, sin = encoder.rotary_emb(weight, places)
+    return parts.Linear(weight, -projection.weight.sum(1)), table, parts.Rope(sin[0], cos[0], half=True, sections=2)
 
 
 def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None) -> Tensor:
@@ -105,14 +141,18 @@ def logits(module: Any, images: Tensor, head: nn.Module | None, pool: str | None
             return mean_of_patches(head, tokens[:, start:])
         case _:
             pooled = module.attn_pool(tokens[:, start:])
-    return head(module.fc_norm(pooled))
+    return head(module.fc_norm(pooled) if hasattr(module, "fc_norm") else pooled)
 
 
 def own_pool(module: Any) -> str | None:
     """How a network without a head pools its tokens; None = it has a head."""
     if not isinstance(getattr(module, "head", None), nn.Identity) or type(module).__name__ in ENCODERS:
         return None
-    return module.global_pool or ("avg" if module.cls_token is None else "token")
+    return module.global_pool or ("token" if _has_class_token(module) else "avg")
+
+
+def _has_class_token(module: Any) -> bool:
+    return getattr(module.embeds if hasattr(module, "embeds") else module, "cls_token", None) is not None
 
 
 def is_projecting(module: Any) -> bool:
@@ -131,14 +171,18 @@ def width(module: Any) -> int:
 
 def native_size(module: Any) -> tuple[int, int]:
     """(H, W) the network was built for."""
-    size = getattr(module, "encoder", module).patch_embed.img_size
-    if size is None:
+    if hasattr(module, "embeds"):
+        size = module.embeds.default_img_size
+    else:
+        size = getattr(getattr(module, "encoder", module).patch_embed, "img_size", None)
+    size = size or ((getattr(module, "pretrained_cfg", None) or {}).get("input_size") or (None,))[1:]
+    if not size:
         raise refuse(module, "it has no fixed input size; give img_size=")
     return size[0], size[1]
 
 
 def takes_other_sizes(module: Any) -> bool:
-    return bool(getattr(module, "dynamic_img_size", type(module).__name__ in ENCODERS))
+    return bool(getattr(module, "dynamic_img_size", type(module).__name__ in ("NaFlexVit", *ENCODERS)))
 
 
 adapts_to_input = takes_other_sizes
@@ -174,6 +218,52 @@ def _embedding(module: Any, size: tuple[int, int]) -> parts.Embedding:
         norm=norm(getattr(module, "norm_pre", None)),
         stem=stem,
     )
+
+
+@torch.no_grad()
+def _flexible_embedding(module: Any, size: tuple[int, int]) -> parts.Embedding:
+    """The patches of a NaFlexViT, which takes images of any shape, for one shape."""
+    source, patch = module.embeds, module.embeds.patch_size
+    _check_grid(module, patch, size)
+    check_dropout(source, "pos_drop")
+    if not source.is_linear:
+        convolution = patch_convolution(source.proj)
+    elif source.norm_input is not None:
+        raise _beyond(source.norm_input, "only the bare pixels of a patch can be embedded")
+    else:
+        projection = linear(source.proj)
+        convolution = parts.Linear(_folded(projection.weight, patch, source.channels_last), projection.bias)
+    grid = [size[0] // patch[0], size[1] // patch[1]]
+    table = convolution.weight.new_zeros(1, grid[0] * grid[1], convolution.weight.shape[0])
+    if source.pos_embed_type != "none":
+        factorized = source.pos_embed_type == "factorized"
+        (source._apply_factorized_pos_embed if factorized else source._apply_learned_pos_embed)(table, grid)
+    present = [t for t in (source.cls_token, source.reg_token) if t is not None]
+    prefix = prefix_tokens(*present) if present else convolution.weight.new_zeros(0, convolution.weight.shape[0])
+    return parts.Embedding(
+        weight=convolution.weight,
+        bias=convolution.bias,
+        prefix=prefix,
+        positions=None if source.pos_embed_type == "none" else positions(table, len(prefix), table.shape[1]),
+        patch_norm=norm(source.norm),
+        norm=norm(module.norm_pre),
+    )
+
+
+def _check_grid(module: Any, patch: tuple[int, int], size: tuple[int, int]) -> None:
+    """Refuses images that do not divide into patches, which the network fails at or pads."""
+    if size[0] % patch[0] or size[1] % patch[1]:
+        raise VitrailError(
+            f"{type(module).__name__} divides images into patches of {patch[0]}×{patch[1]} pixels, which {size[0]}×"
+            f"{size[1]} pixels are no multiple of: give another img_size."
+        )
+
+
+def _folded(weight: Tensor, patch: tuple[int, int], channels_last: bool) -> Tensor:
+    """A layer that reads the pixels of a patch in a row, as a convolution (d, C, height, width)."""
+    if channels_last:
+        return weight.unflatten(1, (*patch, -1)).permute(0, 3, 1, 2)
+    return weight.unflatten(1, (-1, *patch))
 
 
 def _stem(patch: Any) -> parts.Stem | None:
@@ -217,7 +307,8 @@ def _ropes(module: Any, grid: tuple[int, int]) -> list[parts.Rope | None]:
         return [None] * len(module.blocks)
     source = evaluation_clone(source)  # in training mode the tables may be augmented at random
     table = (source.get_embed(shape=grid) if takes_other_sizes(module) else source.get_embed()).detach()
-    tables = list(table) if getattr(module, "rope_mixed", False) else [table] * len(module.blocks)
+    is_mixed = getattr(module, "rope_mixed", False) or getattr(module, "rope_is_mixed", False)
+    tables = list(table) if is_mixed else [table] * len(module.blocks)
     return [_rope(t, block.attn) for t, block in zip(tables, module.blocks, strict=True)]
 
 
@@ -227,14 +318,17 @@ def _rope(table: Tensor, attention: Any) -> parts.Rope:
 
 
 def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> parts.Block:
+    block = bare(block)
     kind = type(block).__name__
+    if kind == "Gemma4Block":
+        return _sandwich_block(block, rope)
     if kind == "ParallelScalingBlock":
         return _parallel_block(block, rope, shared_bias)
     if kind == "ParallelThingsBlock":
         return _things_block(block, rope, shared_bias)
     if kind not in PRE_NORM | POST_NORM:
         raise _beyond(block, "no rules are known for blocks of this kind")
-    check_dropout(block, "drop_path1", "drop_path2")
+    check_dropout(block, "drop_path", "drop_path1", "drop_path2")
     attention = _attention(block.attn, rope, shared_bias)
     if kind in POST_NORM:
         return parts.Block(
@@ -247,6 +341,19 @@ def _block(block: Any, rope: parts.Rope | None, shared_bias: Tensor | None) -> p
         mlp=_mlp(block.mlp),
         scale1=gamma(block.gamma_1 if hasattr(block, "gamma_1") else getattr(block, "ls1", None)),
         scale2=gamma(block.gamma_2 if hasattr(block, "gamma_2") else getattr(block, "ls2", None)),
+    )
+
+
+def _sandwich_block(block: Any, rope: parts.Rope | None) -> parts.Block:
+    """A norm before and one behind each branch."""
+    check_dropout(block, "drop_path")
+    return parts.Block(
+        norm1=needed_norm(block.norm1),
+        attention=_attention(block.attn, rope, None),
+        norm2=needed_norm(block.norm3),
+        mlp=_mlp(block.mlp),
+        post1=needed_norm(block.norm2),
+        post2=needed_norm(block.norm4),
     )
 
 
@@ -324,27 +431,47 @@ def _attention(attention: Any, rope: parts.Rope | None, shared_bias: Tensor | No
         q=q,
         k=k,
         v=v,
-        proj=linear(attention.proj),
+        proj=_linear(attention.o_proj if hasattr(attention, "o_proj") else attention.proj),
         scale=_scale(attention, q.weight.shape[0] // attention.num_heads),
         q_norm=norm(getattr(attention, "q_norm", None)),
         k_norm=norm(getattr(attention, "k_norm", None)),
+        v_norm=norm(getattr(attention, "v_norm", None)),
         rope=rope,
         bias=bias,
         norm=norm(getattr(attention, "norm", None)),
         together=together,
         gate=None if getattr(attention, "gate", None) is None else linear(attention.gate),
+        talk=_talk(attention) if type(attention).__name__ == "TalkingHeadAttn" else None,
     )
+
+
+def _linear(module: Any) -> parts.Linear:
+    """A linear layer, also one of Gemma 4 that does not clip."""
+    if type(module).__name__ != "Gemma4ClippableLinear":
+        return linear(module)
+    if module.use_clipped:
+        bounds = [module.input_min, module.input_max, module.output_min, module.output_max]
+        if any(bound.is_meta or bool(bound.isfinite()) for bound in bounds):
+            raise _beyond(module, "it clips its input and output (model.set_clamp_enabled(False) turns that off)")
+    return linear(module.linear)
+
+
+def _talk(attention: Any) -> parts.Talk:
+    return parts.Talk(linear(attention.proj_l).weight, linear(attention.proj_w))
 
 
 def _scale(attention: Any, width: int) -> float:
     """The factor of the scores: fused attention does not look at ``attention.scale``."""
-    return width**-0.5 if attention.fused_attn else float(attention.scale)
+    if type(attention).__name__ == "Gemma4Attention":
+        return 1.0
+    return width**-0.5 if getattr(attention, "fused_attn", False) else float(attention.scale)
 
 
 def _qkv(attention: Any) -> tuple[parts.Linear, parts.Linear, parts.Linear, parts.Linear | None]:
-    if attention.qkv is None:  # each by itself
-        k, v = (_repeated(linear(layer), attention) for layer in (attention.k_proj, attention.v_proj))
-        return linear(attention.q_proj), k, v, None
+    if getattr(attention, "qkv", None) is None:  # each by itself
+        layers = [getattr(attention, name, None) or getattr(attention, f"{name}_proj") for name in "qkv"]
+        q, k, v = (_linear(layer) for layer in layers)
+        return q, _repeated(k, attention), _repeated(v, attention), None
     layer = linear(attention.qkv)
     bias = layer.bias
     if getattr(attention, "q_bias", None) is not None:
@@ -368,7 +495,10 @@ def _repeated(layer: parts.Linear, attention: Any) -> parts.Linear:
 
 def _mlp(mlp: Any) -> parts.Mlp:
     kind = type(mlp).__name__
-    check_dropout(mlp, "drop1", "drop2")
+    check_dropout(mlp, "drop", "drop1", "drop2")
+    if kind == "Gemma4GatedMlp":
+        gate, up, down = (_linear(layer) for layer in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        return parts.Mlp(gate, down, activation(mlp.act), up)
     if kind not in ("Mlp", "SwiGLU", "GluMlp", "GeGluMlp"):
         raise _beyond(mlp, "only Mlp, GluMlp, GeGluMlp and SwiGLU are supported")
     inner, act = norm(getattr(mlp, "norm", None)), activation(mlp.act)
@@ -394,7 +524,7 @@ def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:
         head, pool = module.head, module.global_pool
         if pool not in POOLS:
             raise refuse(module, f"global_pool={pool!r} is not supported")
-    elif pool not in POOLS or (pool == "token" and module.cls_token is None):
+    elif pool not in POOLS or (pool == "token" and not _has_class_token(module)):
         raise no_pool(module, pool)
     if pool == "map" and getattr(module, "attn_pool", None) is None:
         raise no_pool(module, pool)
@@ -402,7 +532,7 @@ def _head(module: Any, head: nn.Module | None, pool: str | None) -> parts.Head:
         head,
         norm(module.norm),
         POOLS[pool],
-        pooled_norm=None if pool == "patches" else norm(module.fc_norm),
+        pooled_norm=None if pool == "patches" else norm(getattr(module, "fc_norm", None)),
         include_prefix=_includes_prefix(module, pool),
         attention_pool=_attention_pool(module.attn_pool) if pool == "map" else None,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +14,9 @@ from vitrail.core import parts
 from vitrail.errors import VitrailError
 
 SUPPORTED = (
-    "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02 and BEiT; "
-    "torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP (2), DINOv3, YOLOS, EoMT and Swin; "
-    "timm Swin (features only)"
+    "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02, BEiT, "
+    "CaiT and NaFlexViT; torchvision ViT and Swin; Hugging Face ViT, DeiT, DINOv2, BEiT, CLIP, SigLIP (2), DINOv3, "
+    "YOLOS, EoMT and Swin; timm Swin (features only)"
 )
 
 # Class name of an activation module → canonical name; GELU decides by its `approximate`.
@@ -33,7 +35,7 @@ ACTIVATIONS: dict[str, parts.Activation] = {
     "ReLU": "relu",
     "Tanh": "tanh",
 }
-LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip")
+LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip", "vitrail")
 
 
 class OpaqueError(VitrailError):
@@ -90,14 +92,16 @@ def norm(module: nn.Module | None) -> parts.Norm | None:
     """LayerNorm or RMSNorm; None and Identity are no norm."""
     if module is None or isinstance(module, nn.Identity):
         return None
-    kind = type(module)
-    known = isinstance(module, nn.LayerNorm) or kind.__name__ in ("RmsNorm", "RmsNormFp32", "RMSNorm")
-    if not known or not (is_of_library(module) or kind.forward is nn.LayerNorm.forward):
+    if not _is_norm(module) or not (is_of_library(module) or type(module).forward is nn.LayerNorm.forward):
         raise refuse(module, "the only supported norm layers are LayerNorm and RMSNorm")
     shape: Any = module.normalized_shape
     eps: Any = module.eps if module.eps is not None else torch.finfo(torch.float32).eps
     weight, bias = (_detached(getattr(module, name, None)) for name in ("weight", "bias"))
     return parts.Norm(int(shape[-1]), float(eps), weight, bias, rms=not isinstance(module, nn.LayerNorm))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.LayerNorm) or type(module).__name__ in ("RmsNorm", "RmsNormFp32", "RMSNorm")
 
 
 def needed_norm(module: nn.Module) -> parts.Norm:
@@ -110,14 +114,31 @@ def needed_norm(module: nn.Module) -> parts.Norm:
 
 def linear(module: nn.Module, rows: slice = slice(None)) -> parts.Linear:
     """A linear layer, or some of its output rows; PEFT's LoRA is merged into a copy of the weights."""
-    module, merged = _merged(module)
+    module = _merged(module)
     if not isinstance(module, nn.Linear) or not (
         type(module).forward is nn.Linear.forward or getattr(module, "merged", False)  # loralib's, in evaluation mode
     ):
         raise refuse(module, "expected a linear layer (merge adapters, take the model before quantisation)")
-    bias = _detached(module.bias)
-    weight = module.weight.detach() if merged is None else merged
+    weight, bias = unpacked(module.weight), _detached(module.bias)
     return parts.Linear(weight[rows], None if bias is None else bias[rows])
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Whether a tensor stands for one of another form: quantised, or distributed over processes."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def unpacked(weight: Tensor) -> Tensor:
+    """The numbers of a weight, those of torchao's quantised ones as well."""
+    weight = weight.detach()
+    return weight.dequantize().detach() if is_packed(weight) else weight
+
+
+def bare(module: Any) -> Any:
+    """A part of a network without what torch.compile and activation checkpoints put around it."""
+    for name in ("_orig_mod", "_checkpoint_wrapped_module"):
+        module = module._modules.get(name, module) if isinstance(module, nn.Module) else module
+    return module
 
 
 def _saved(module: Any) -> Any:
@@ -130,20 +151,19 @@ def _saved(module: Any) -> Any:
     return module.modules_to_save[name]
 
 
-def _merged(module: Any) -> tuple[Any, Tensor | None]:
-    """The layer under PEFT's LoRA, and its weight with the active adapters; any other layer, and None."""
+def _merged(module: Any) -> Any:
+    """A layer with PEFT's active adapters merged into a copy of it; any other layer."""
     module = _saved(module)
-    if not type(module).__module__.startswith("peft.tuners.lora"):
-        return module, None
-    base = module.get_base_layer()
-    if any(getattr(module, "use_dora", {}).values()):
-        raise refuse(module, "only plain LoRA can be merged by the view: use model.merge_and_unload()")
-    weight = base.weight.detach()
-    if not module.disable_adapters:
-        for name in module.active_adapters:
-            if name in module.lora_A and name not in module.merged_adapters:
-                weight = weight + module.get_delta_weight(name).detach()
-    return base, weight
+    if not type(module).__module__.startswith("peft.tuners."):
+        return module
+    if module.disable_adapters or set(module.active_adapters) <= set(module.merged_adapters):
+        return module.get_base_layer()
+    try:
+        copied = copy.deepcopy(module)
+        copied.merge()
+    except Exception as error:
+        raise refuse(module, f"its adapter cannot be merged ({error})") from error
+    return copied.get_base_layer()
 
 
 def beside(linears: Sequence[parts.Linear], norms: Sequence[parts.Norm]) -> parts.Linear:
@@ -168,7 +188,7 @@ def summed(linears: Sequence[parts.Linear], scales: Sequence[Tensor | None]) -> 
 
 def patch_convolution(module: nn.Module) -> parts.Linear:
     """The convolution that embeds patches side by side: weight (d, channels, patch height, patch width)."""
-    module, merged = _merged(module)
+    module = _merged(module)
     if (
         not isinstance(module, nn.Conv2d)
         or type(module).forward is not nn.Conv2d.forward
@@ -178,22 +198,52 @@ def patch_convolution(module: nn.Module) -> parts.Linear:
         or module.groups != 1
     ):
         raise refuse(module, "only a plain patch convolution can embed the image (no overlap)")
-    return parts.Linear(module.weight.detach() if merged is None else merged, _detached(module.bias))
+    return parts.Linear(module.weight.detach(), _detached(module.bias))
 
 
 def classifier(module: nn.Module, norm: parts.Norm | None, pool: parts.PoolKind, **options: Any) -> parts.Head:
-    """The head whose last part is one linear layer, or several with activations between them; dropout is left out."""
-    module = _saved(module)
-    children = list(module) if type(module) is nn.Sequential else [module]
-    layers = [child for child in children if not is_dropout(child)]
+    """The head whose last part is one linear layer, or several with norms and activations between; without dropout."""
+    layers = [*_in_order(_saved(module))]
     if not layers:
         raise refuse(module, "it is not a classification head")
-    if len(layers) % 2 == 0:
-        raise refuse(module, "a head must be a linear layer, or several with an activation between any two")
-    read = pointwise if pool == "patches" else linear
-    hidden = zip(layers[:-1:2], layers[1::2], strict=True)
-    dense = tuple(parts.Dense(read(layer), activation(after)) for layer, after in hidden)
-    return parts.Head(norm, pool, (read(layers[-1]),), dense=dense, **options)
+    dense: list[parts.Dense] = []
+    before: parts.Norm | None = None  # the next layer
+    for layer in layers:
+        name = type(layer).__name__
+        if name in ("Softmax", "LogSoftmax", "Sigmoid"):
+            raise refuse(layer, "the logits are explained: give the head without it")
+        if name in ACTIVATIONS and before is None and dense and dense[-1].activation is None:
+            dense[-1] = replace(dense[-1], activation=activation(layer))
+        elif _is_norm(layer) and before is None:
+            before = needed_norm(layer)
+        else:
+            made = _by_channel(layer) if isinstance(layer, nn.BatchNorm1d) else None
+            read = pointwise if pool == "patches" else linear
+            dense.append(parts.Dense(made or read(layer), norm=before))
+            before = None
+    if not dense or before is not None or dense[-1].activation is not None:
+        raise refuse(module, "a head must end in a linear layer, which others, norms and activations may stand before")
+    *hidden, last = dense
+    return parts.Head(norm, pool, (last.linear,), dense=tuple(hidden), unit=last.norm, **options)
+
+
+def _in_order(module: Any) -> Iterator[nn.Module]:
+    """The layers of a head one after the other, without dropout."""
+    if type(module) is nn.Sequential:
+        for child in module:
+            yield from _in_order(child)
+    elif not is_dropout(module):
+        yield module
+
+
+def _by_channel(module: nn.BatchNorm1d) -> parts.Linear:
+    """A batch norm in evaluation mode: a linear layer of each channel by itself."""
+    if module.running_mean is None or module.running_var is None:
+        raise refuse(module, "it keeps no statistics, so that an image's logits depend on the others of its batch")
+    factor = (module.running_var + module.eps).rsqrt()
+    factor = factor if module.weight is None else factor * module.weight
+    bias = -module.running_mean * factor
+    return parts.Linear(factor.diag().detach(), (bias if module.bias is None else bias + module.bias).detach())
 
 
 def pointwise(module: nn.Module) -> parts.Linear:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.models.labels import is_number, plain_name, plain_names
+from vitrail.models.translation import unpacked
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -107,6 +108,14 @@ class View:
     def preprocess(self, image: Image.Image) -> Tensor:
         """An upright RGB image → (C, H, W), as the model was trained to see it."""
         return self.preprocessing(image)
+
+    def stacked(self, images: Sequence[Tensor]) -> Tensor:
+        """Preprocessed images (C, H, W) as one batch on the model's device."""
+        kinds = {(image.device.type, image.dtype) for image in images}
+        if self.device.type != "cuda" or len(images) == 1 or len(kinds) > 1 or images[0].is_cuda:
+            return torch.stack([image.to(self.device) for image in images])
+        pinned = torch.empty((len(images), *images[0].shape), dtype=images[0].dtype, pin_memory=True)
+        return torch.stack(list(images), out=pinned).to(self.device, non_blocking=True)  # while other work is queued
 
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, H, W) normalised → the model's own logits."""
@@ -375,7 +384,7 @@ class View:
         for module in self.modules:
             for name, tensor in _flat(sorted(module.state_dict().items())):
                 digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-                dense = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
+                dense = tensor.detach().dequantize() if tensor.is_quantized else unpacked(tensor)
                 digest.update(dense.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 

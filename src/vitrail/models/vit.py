@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -40,22 +40,22 @@ class ViT(View):
         parts = self.architecture()
         # what a part holds may be a copy (fused biases, tables of positions): a block's own parameters are not
         known = [block.mlp.fc2.weight.untyped_storage().data_ptr() for block in parts.blocks]
-        alike: list[list[Tensor]] | None = None  # blocks that hold copies only are children of one class
-        for container in self.module.modules():
-            children = list(container.children())
-            owned = [[p.detach() for p in child.parameters()] for child in children]
-            if len(owned) != len(known):
-                continue
-            if all(
-                any(p.untyped_storage().data_ptr() == place for p in child)
-                for child, place in zip(owned, known, strict=True)
-            ):
-                return [*owned, list(tensors_of(parts.head))]
-            if len({type(child) for child in children}) == 1 and all(owned):
-                alike = alike or owned
-        if alike is None:
-            raise VitrailError(f"the blocks of {self.name} are not the children of one module.")
-        return [*alike, list(tensors_of(parts.head))]
+        ends = _places([*tensors_of(parts.embedding), *tensors_of(parts.head)])
+        owned: dict[int, list[Tensor]] = {}  # of the largest module that holds this block and nothing else
+        alike: list[list[Tensor]] = []  # blocks that hold copies only are children of one class
+        for module in self.module.modules():
+            weights, children = [p.detach() for p in module.parameters()], list(module.children())
+            places = _places(weights)
+            held = [number for number, place in enumerate(known) if place in places]
+            if len(held) == 1 and not places & ends:
+                owned.setdefault(held[0], weights)
+            if not alike and len(children) == len(known) and len({type(child) for child in children}) == 1:
+                lists = [[p.detach() for p in child.parameters()] for child in children]
+                alike = lists if all(lists) else []
+        blocks = [owned[number] for number in range(len(known))] if len(owned) == len(known) else alike
+        if not blocks:
+            raise VitrailError(f"the blocks of {self.name} are no modules of their own.")
+        return [*blocks, list(tensors_of(parts.head))]
 
     @property
     def num_outputs(self) -> int:
@@ -134,3 +134,8 @@ class ViT(View):
         if keep.shape[1] == 0 and self.pools_patches:
             raise VitrailError(f"no patch is left, but the head of {self.name} pools patches: keep at least one.")
         return keep.long()
+
+
+def _places(tensors: Iterable[Tensor]) -> set[int]:
+    """Where tensors are in memory."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}

@@ -9,12 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from vitrail.core.parts import Architecture
 from vitrail.errors import VitrailError
-from vitrail.models import clip, detection, huggingface, open_clip, segmentation, timm, torchvision, zero_shot
-from vitrail.models.agreement import check_logits, check_tensors
+from vitrail.models import chain, clip, detection, huggingface, open_clip, segmentation, timm, torchvision, zero_shot
+from vitrail.models.agreement import GATHER, check_logits, check_tensors
 from vitrail.models.black_box import BlackBox, as_logits
 from vitrail.models.captions import CaptionModel
 from vitrail.models.clone import evaluation_clone
@@ -108,7 +110,7 @@ def wrap(
     if not _is_of_zoo(inner) and processor is None and None in (img_size, mean, std):
         raise VitrailError(
             f"{class_name(inner)} is no model of timm, torchvision or Hugging Face: say how images become its inputs, "
-            "as in its training, with img_size=, mean= and std= (or processor=)."
+            f"as in its training, with img_size=, mean= and std= (or processor=).{_inside(inner)}"
         )
     view = outline(
         inner, labels, head, pool, output, img_size, processor, prompts, tokenizer, name, features, black_box
@@ -126,27 +128,16 @@ def wrap(
     return view
 
 
+AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+
+
 def unwrapped(module: nn.Module) -> tuple[nn.Module, tuple[Sequence[float], Sequence[float]] | None]:
     """The network inside what training puts around it, and the mean and deviation of a Normalize before it.
 
-    What is taken off computes what the network computes: torch.compile, DataParallel and its like, the wrapper of
-    transformers around timm models, that of PEFT around a model with adapters.
+    What is taken off computes what the network computes: torch.compile, DataParallel and its like, averages of weights,
+    the wrapper of transformers around timm models, that of PEFT around a model with adapters.
     """
-    if type(module).__name__ == "FullyShardedDataParallel":
-        raise VitrailError("the module is sharded (FSDP): gather its weights into a plain module, and give that one.")
-    outer: Any = module
-    inner = outer
-    package = type(module).__module__.partition(".")[0]
-    if "_orig_mod" in module._modules:
-        inner = outer._orig_mod
-    elif isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        inner = outer.module
-    elif package == "transformers" and type(module).__name__ == "TimmWrapperForImageClassification":
-        inner = outer.timm_model
-    elif package == "peft" and hasattr(module, "get_base_model"):
-        inner = outer.get_base_model()
-    elif type(module) is nn.Sequential and len(module) == 2 and _is_normalize(module[0]):
-        inner = module[1]
+    inner = _inner(module)
     if inner is module:
         return module, None
     if module._forward_hooks or module._forward_pre_hooks:
@@ -159,6 +150,27 @@ def unwrapped(module: nn.Module) -> tuple[nn.Module, tuple[Sequence[float], Sequ
         first: Any = module[0]
         return network, (list(first.mean), list(first.std))
     return network, normalize
+
+
+def _inner(module: Any) -> nn.Module:
+    """What a module is put around, or the module itself."""
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+        raise VitrailError(f"the module is sharded (FSDP): {GATHER}")
+    if isinstance(module, torch.jit.ScriptModule | torch.fx.GraphModule):
+        raise VitrailError(f"{class_name(module)} is a traced or exported program: give the module it was made from.")
+    kind, inner = type(module), module
+    package = kind.__module__.partition(".")[0]
+    if "_orig_mod" in module._modules:
+        inner = module._orig_mod
+    elif isinstance(module, AROUND) or (package == "timm" and kind.__name__.startswith("ModelEma")):
+        inner = module.module
+    elif package == "transformers" and kind.__name__ == "TimmWrapperForImageClassification":
+        inner = module.timm_model
+    elif package == "peft" and hasattr(module, "get_base_model"):
+        inner = module.get_base_model()
+    elif kind is nn.Sequential and len(module) == 2 and _is_normalize(module[0]):
+        inner = module[1]
+    return inner
 
 
 def _is_normalize(module: nn.Module) -> bool:
@@ -270,6 +282,8 @@ def _seen_through(
     """The view of a plain ViT."""
     adapter = _adapter(module)
     preprocessing = _preprocess(module, adapter.native_size(module), img_size, processor)
+    if adapter is chain:
+        chain.check_front(module, preprocessing.size)
     _check_size(module, adapter, preprocessing.size, img_size)
     describe = partial(adapter.describe, module, preprocessing.size, head, pool)
     architecture = _described(module, describe)  # refuse now, not at the first call
@@ -278,8 +292,8 @@ def _seen_through(
     if embedding.stem is None and channels != 3:
         raise refuse(
             module,
-            f"it takes {channels} colour channels; only RGB models can be explained, or as a black box "
-            "nn.Sequential(channels, model), whose first part makes these of RGB",
+            f"it takes {channels} colour channels; only RGB models can be explained: nn.Sequential(channels, model), "
+            "whose first part makes these of RGB, is one",
         )
     if head is not None:
         _check_width(architecture, name)
@@ -309,11 +323,17 @@ def _black_box(
     view = BlackBox(module, name, _preprocess(module, size, img_size, processor), stage_names=features)
     known = f"logits and the features of {', '.join(view.stage_names)}" if view.stage_names else "logits"
     view.note = f"Explained as a black box, by its {known}; a plain ViT can be explained by every method."
-    inside = next((path for path, part in module.named_modules() if path and _is_seen_through(part)), None)
-    if inside is not None:
-        kind = type(module.get_submodule(inside)).__name__
-        view.note += f" It has one inside, {inside} ({kind}): give that to wrap(), with head= where it has none."
+    view.note += _inside(module)
     return view
+
+
+def _inside(module: nn.Module) -> str:
+    """Which part of a module can be seen into, as a sentence."""
+    inside = next(((path, part) for path, part in module.named_modules() if path and _is_seen_through(part)), None)
+    if inside is None:
+        return ""
+    path, kind = inside[0], type(inside[1]).__name__
+    return f" Its part {path} is a {kind}: give that to wrap(), with head= where it has none."
 
 
 def prompts_of(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | None:
@@ -396,6 +416,8 @@ def _own_logits(module: Any, images: Tensor, view: View, head: nn.Module | None,
 def _adapter(module: nn.Module) -> ModuleType:
     if isinstance(module, zero_shot.ZeroShot):
         return zero_shot
+    if chain.is_chain(module):
+        return chain
     if detection.is_detector(module):
         return detection
     if segmentation.is_segmenter(module):
@@ -417,6 +439,7 @@ def _is_seen_through(module: nn.Module) -> bool:
     """Whether it is a network whose parts are known, or a subclass of one, which may compute something else."""
     return (
         isinstance(module, zero_shot.ZeroShot)
+        or chain.is_chain(module)
         or detection.is_detector(module)
         or segmentation.is_segmenter(module)
         or zero_shot.is_zero_shot(module)
@@ -426,8 +449,8 @@ def _is_seen_through(module: nn.Module) -> bool:
 
 def _is_network(kind: type) -> bool:
     return any(
-        kind.__module__.startswith(f"{package}.") and kind.__name__ in (*adapter.NETWORKS, *adapter.HIERARCHICAL)
-        for package, adapter in (("timm", timm), ("torchvision", torchvision), ("transformers", huggingface))
+        kind.__module__.startswith(package) and kind.__name__ in (*adapter.NETWORKS, *adapter.HIERARCHICAL)
+        for package, adapter in ((timm.PACKAGES, timm), ("torchvision.", torchvision), ("transformers.", huggingface))
     )
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from vitrail.errors import VitrailError
-from vitrail.metrics.statistics import Floats, rank_correlations
+from vitrail.metrics.statistics import PERCENTILES, Floats, rank_correlations
 from vitrail.papers.catalogue import Claim
 from vitrail.report.statistics import FEWEST_PAIRS, LEVEL, levels
 
@@ -85,12 +85,24 @@ class TableValues:
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """A number that a claim is about, with its 95 % interval over resampled images."""
+
+    text: str
+    kind: Literal["value", "difference", "rank", "correlation"]
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The outcome of a claim: per column (or "" for the whole table) true, false, or None = undecided, and why."""
 
     claim: Claim
     tests: dict[str, bool | None] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)  # of what is undecided
+    quantities: dict[str, list[Quantity]] = field(default_factory=dict)
 
     @property
     def decided(self) -> list[bool]:
@@ -111,9 +123,11 @@ def judge(claim: Claim, values: TableValues) -> Verdict:
     """
     verdict = Verdict(claim)
     matching = [c for c in values.directions if any(fnmatchcase(c, pattern) for pattern in claim.columns)]
+    test = ast.parse(claim.test, mode="eval").body
     for column in matching or [""]:
         try:
-            outcomes = np.atleast_1d(_value(ast.parse(claim.test, mode="eval").body, values, column)).astype(bool)
+            outcomes = np.atleast_1d(_value(test, values, column)).astype(bool)
+            verdict.quantities[column] = list({q.text: q for q in _quantities(test, values, column)}.values())
         except UnknownCellError:
             verdict.tests[column], verdict.reasons[column] = None, MISSING
             continue
@@ -123,6 +137,41 @@ def judge(claim: Claim, values: TableValues) -> Verdict:
         else:
             verdict.tests[column] = bool(outcomes[0])
     return verdict
+
+
+def _quantities(test: ast.AST, values: TableValues, column: str) -> Iterator[Quantity]:
+    """The numbers that a test looks at; two cells are compared by their difference, since their images are the same."""
+    calls = [node for node in ast.walk(test) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    asked = [(ast.unparse(node.func), [_value(argument, values, column) for argument in node.args]) for node in calls]
+    cells = list(dict.fromkeys((arguments[0], arguments[1]) for name, arguments in asked if name == "cell"))
+    if len(cells) == 2:
+        yield _difference(cells[0], cells[1], values)
+    for name, arguments in asked:
+        match name, arguments:
+            case "cell", [row, label] if len(cells) != 2:
+                yield _quantity(row if label == column else f"{row}, {label}", "value", values.cell(row, label))
+            case "better", [row, other, label]:
+                yield _difference((row, label), (other, label), values)
+            case "rank", [row, label]:
+                yield _quantity(f"{row}, rank of {values.count(label)}", "rank", values.rank(row, label))
+                others = [other for other in values.cells[label] if other != row]
+                if others:
+                    best = max(others, key=lambda other: values.cell(other, label)[0] * values.directions[label])
+                    yield _difference((row, label), (best, label), values)
+            case "gap", [row, label]:
+                yield _quantity(f"{row}, behind the best", "difference", values.gap(row, label))
+            case "correlation", [label, other]:
+                yield _quantity("ρ", "correlation", values.correlation(label, other))
+
+
+def _difference(cell: tuple[str, str], other: tuple[str, str], values: TableValues) -> Quantity:
+    text = f"{cell[0]} − {other[0]}" if cell[1] == other[1] else f"{', '.join(cell)} − {', '.join(other)}"
+    return _quantity(text, "difference", values.cell(*cell) - values.cell(*other))
+
+
+def _quantity(text: str, kind: Literal["value", "difference", "rank", "correlation"], numbers: Floats) -> Quantity:
+    low, high = np.percentile(numbers[1:], PERCENTILES) if len(numbers) > 1 else (np.nan, np.nan)
+    return Quantity(text, kind, float(numbers[0]), float(low), float(high))
 
 
 def _value(node: ast.AST, values: TableValues, column: str) -> Any:

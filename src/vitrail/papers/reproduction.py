@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitrail.bench.run import Loader, ModelRun, Step, load_model
+from vitrail.bench.shard import Shard
 from vitrail.bench.store import Store, environment
 from vitrail.data.base import DataSet, read_indices
 from vitrail.files import write_together
@@ -58,7 +59,17 @@ class Reproduction:
 
     def as_dict(self) -> dict[str, Any]:
         claims = [
-            {"text": v.claim.text, "holds": v.holds, "tests": v.tests, "undecided": v.reasons} for v in self.verdicts
+            {
+                "text": verdict.claim.text,
+                "holds": verdict.holds,
+                "tests": verdict.tests,
+                "undecided": verdict.reasons,
+                "quantities": {
+                    column: [_plain(asdict(quantity)) for quantity in quantities]
+                    for column, quantities in verdict.quantities.items()
+                },
+            }
+            for verdict in self.verdicts
         ]
         return {
             "target": self.target.name,
@@ -80,6 +91,7 @@ def reproduce(
     only: Sequence[str] = (),
     quick: bool = False,
     retry: bool = False,
+    shard: Shard | None = None,
     load: Loader = load_model,
     tell: Callable[[str], None] = lambda text: None,
     watch: Callable[[Step], None] | None = None,
@@ -96,6 +108,8 @@ def reproduce(
         only: keys of models and data; other columns are left out.
         quick: few steps, masks and samples, for trying things out: the numbers are meaningless.
         retry: retry what failed before.
+        shard: measure only every n-th image, while other processes measure the others into the same folder; the table
+            is that of the rows which are there, and is not written.
         load: builds the view of a model.
         tell: called with progress messages.
         watch: called after every step.
@@ -108,8 +122,9 @@ def reproduce(
         for number, run in enumerate(runs, 1):
             view, examples = views[run.model.key], data_sets[run.data.key]
             tell(f"{number}/{len(runs)} {describe(run, len(examples))}")
-            frames[run.name] = run_plan(run, folder / run.name, view, examples, watch, retry)
-        return save(make_result(selection, runs, frames, folder))
+            frames[run.name] = run_plan(run, folder / run.name, view, examples, watch, retry, shard)
+        result = make_result(selection, runs, frames, folder)
+        return save(result) if shard is None else result
 
 
 def run_plan(
@@ -119,13 +134,15 @@ def run_plan(
     data: DataSet,
     watch: Callable[[Step], None] | None = None,
     retry: bool = False,
+    shard: Shard | None = None,
 ) -> pd.DataFrame:
     """Runs a plan and returns the stored rows of its model and images."""
     (spec,), store = run.plan.models, Store(out)
-    with store.locked():
+    with store.locked(None if shard is None else str(shard)):
         model_run = ModelRun(run.plan, spec.name, view, data, store=store, watch=watch, retry=retry)
         store.begin(run.plan, environment(view))
-        model_run.measure(None, store.done(run.plan.maps))
+        positions = None if shard is None else shard.of(range(len(data)))
+        model_run.measure(positions, store.done(run.plan.maps))
     rows = store.rows()
     rows = rows[(rows["model_hash"] == model_run.model_hash) & rows["image"].isin(data.ids)]
     # the store may also hold rows of older versions of a method

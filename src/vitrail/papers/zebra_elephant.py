@@ -17,6 +17,7 @@ class ZebraElephant(Listed):
     """Every image with both animals, once for each of them, with ImageNet labels and no other objects."""
 
     name = "coco zebra and elephant"
+    concurrent = True
 
     def __init__(self, data: DataSet) -> None:
         if not isinstance(data, Coco) or data.labels is None:

@@ -21,7 +21,6 @@ from vitrail.calls import call_name
 from vitrail.data.crops import Crops
 from vitrail.errors import VitrailError
 from vitrail.files import reading, save_atomically
-from vitrail.methods.base import MethodInfo
 from vitrail.models.loading import load
 from vitrail.report.results import read_results
 from vitrail.report.standings import (
@@ -32,6 +31,7 @@ from vitrail.report.standings import (
     NUMBERS,
     SAME,
     Standings,
+    method_info,
     standings,
 )
 from vitrail.report.statistics import Gap, compare, gaps
@@ -236,7 +236,7 @@ class _Board:
     def __init__(self, numbers: Standings, costs: pd.DataFrame, highlighted: Collection[str]) -> None:
         self.numbers = numbers
         self.yours = [method in highlighted for method in numbers.methods]
-        self.infos = [_info(method) for method in numbers.methods]
+        self.infos = [method_info(method) for method in numbers.methods]
         known = costs.drop_duplicates("method", keep="last").set_index("method").reindex(numbers.methods)
         self.forwards: list[float] = known["forwards"].tolist()
         self.speeds: list[float] = known["images_per_second"].tolist()
@@ -262,8 +262,7 @@ class _Board:
 
     def explains(self, method: int) -> bool:
         """Whether the map depends on the class, and explains it: a control or a ceiling does not."""
-        info = self.infos[method]
-        return info is None or (info.class_specific and info.family != "control")
+        return bool(self.numbers.rivals[method]) and not self.ignores_class(method)
 
     def best(self, most: float = math.inf) -> int | None:
         """The method with the highest score that explains a class and costs at most so many forward passes.
@@ -288,15 +287,6 @@ class _Board:
         return f"{'Up to ' if len(counts) > 1 else ''}{int(counts[-1]):,} images"
 
 
-def _info(method: str) -> MethodInfo | None:
-    from vitrail.methods.registry import get_method
-
-    try:
-        return get_method(call_name(method)).info
-    except VitrailError:
-        return None
-
-
 def _data(board: _Board, pairs: Sequence[Pair], metric: int, decimals: Sequence[int | None]) -> dict[str, Any]:
     """What the script needs."""
     numbers = board.numbers
@@ -306,6 +296,7 @@ def _data(board: _Board, pairs: Sequence[Pair], metric: int, decimals: Sequence[
                 "name": method,
                 "family": board.family(m),
                 "ignoresClass": board.ignores_class(m),
+                "control": not bool(numbers.rivals[m]),
                 "yours": board.yours[m],
                 "cost": rounded(board.forwards[m]),
                 "speed": rounded(board.speeds[m]),

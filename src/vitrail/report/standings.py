@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.calls import call_name
+from vitrail.errors import VitrailError
+from vitrail.methods.base import MethodInfo
 from vitrail.metrics.statistics import Floats
 from vitrail.report.statistics import FEWEST_PAIRS, Bools, Gap, agreement_of_means
 
@@ -70,6 +72,11 @@ class Standings:
     gap_high: Floats
 
     @cached_property
+    def rivals(self) -> Bools:
+        """(methods,): False for controls, a floor or a ceiling, which stand in the table and are best nowhere."""
+        return np.array([not is_control(method) for method in self.methods], bool)
+
+    @cached_property
     def headlines(self) -> list[int | None]:
         """Per pair, the metric of the score: ``insertion_minus_deletion``, with the parameters that most pairs have."""
         known = np.isfinite(self.mean).sum(1) > 0
@@ -83,13 +90,13 @@ class Standings:
         spans = np.full(len(self.pairs), np.nan)
         for p, k in enumerate(self.headlines):
             if k is not None and CONTROL in self.methods:
-                spans[p] = np.nanmax(self.mean[p, :, k]) - self.mean[p, self.methods.index(CONTROL), k]
+                spans[p] = self._best(p, k) - self.mean[p, self.methods.index(CONTROL), k]
         return np.where(spans > 0, spans, np.nan)
 
     @cached_property
     def shares(self) -> Floats:
         """(pairs, methods): the share of the way from ``random``, 0, to the best method of the pair, 1."""
-        best = np.array([np.nan if k is None else np.nanmax(self.mean[p, :, k]) for p, k in enumerate(self.headlines)])
+        best = np.array([np.nan if k is None else self._best(p, k) for p, k in enumerate(self.headlines)])
         return 1 - (best[:, None] - self._headline(self.mean)) / self.spans[:, None]
 
     @cached_property
@@ -114,10 +121,10 @@ class Standings:
         """
         marks = np.zeros(self.mean.shape, np.int8)
         for p, k in np.ndindex(len(self.pairs), len(self.metrics)):
-            means = self.mean[p, :, k] * self.better[k]
+            means = np.where(self.rivals, self.mean[p, :, k] * self.better[k], np.nan)
             if (~np.isnan(means)).sum() > 1:
                 best = int(np.nanargmax(means))
-                marks[p, :, k] = self._undecided(p, best, k) * TIED
+                marks[p, :, k] = (self._undecided(p, best, k) & self.rivals) * TIED
                 marks[p, best, k] = BEST
         return marks
 
@@ -145,14 +152,19 @@ class Standings:
 
     def agreement(self) -> Agreement:
         """Spearman's correlations, averaged over the pairs in which at least ``FEWEST_RANKED`` methods have both."""
-        known = (~np.isnan(self.mean)).astype(np.int64)
+        rivals = self.mean[:, self.rivals]
+        known = (~np.isnan(rivals)).astype(np.int64)
         enough = known.swapaxes(1, 2) @ known >= FEWEST_RANKED
-        matrices = np.where(enough, [agreement_of_means(means, self.better) for means in self.mean], np.nan)
+        matrices = np.where(enough, [agreement_of_means(means, self.better) for means in rivals], np.nan)
         counts = (~np.isnan(matrices)).sum(0)
         matrix = np.nansum(matrices, 0) / np.where(counts, counts, np.nan)
         related = ~np.isnan(matrix) & ~np.eye(len(matrix), dtype=bool)
         kept = np.flatnonzero(related.any(1))
         return _ordered([self.metrics[k] for k in kept], matrix[np.ix_(kept, kept)])
+
+    def _best(self, p: int, k: int) -> float:
+        """The highest mean of a pair, or NaN."""
+        return float(np.fmax.reduce(self.mean[p, self.rivals, k], initial=np.nan))
 
     def _headline(self, numbers: Floats) -> Floats:
         """(pairs, methods): numbers of the headline metric."""
@@ -186,6 +198,21 @@ def standings(table: pd.DataFrame, pairs: Sequence[str]) -> Standings:
     better = dict(zip(rows["metric"], rows["better"], strict=True))
     directions = [DIRECTIONS[better[metric]] for metric in names["metric"]]
     return Standings(names["pair"], names["method"], names["metric"], directions, **cubes)
+
+
+def method_info(call: str) -> MethodInfo | None:
+    """What is known of a method of the table; None if it is not registered in this process."""
+    from vitrail.methods.registry import get_method
+
+    try:
+        return get_method(call_name(call)).info
+    except VitrailError:
+        return None
+
+
+def is_control(call: str) -> bool:
+    info = method_info(call)
+    return info is not None and info.family == "control"
 
 
 def _overlap(low: Floats, high: Floats, best: int) -> Bools:

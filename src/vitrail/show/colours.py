@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Places: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
 # Blue–red reads the same with every common colour blindness; viridis is perceptually uniform. Both get darker with the
 # strength of the evidence, and images are lightened below them.
@@ -71,16 +72,29 @@ class Scale:
 
     def colours(self, positions: Array, colormap: str | None = None) -> Array:
         """The RGB colours (…, 3) in 0…255 at positions on a colormap of matplotlib; None = that of the scale."""
+        palette = self.palette(colormap)
+        return palette.take(self.places(positions, palette), axis=0, mode="clip")
+
+    def palette(self, colormap: str | None = None) -> Array:
+        """The colours (N + 2, 3) in 0…255 of a colormap: of what is unknown, then from 0 to 1, then the last again."""
         import matplotlib
 
+        colours = matplotlib.colormaps[colormap or (DIVERGING if self.signed else SEQUENTIAL)]
+        table = np.vstack([colours(np.nan), colours(np.arange(colours.N)), colours(1.0)])
+        return np.asarray(table[:, :3] * 255, dtype=np.float32)
+
+    def places(self, positions: Array, palette: Array) -> Places:
+        """The rows of a palette for positions; NaN gives none, or the first."""
         # Weak evidence is transparent, so the near-white parts of the colormaps are left out.
+        places: np.ndarray[Any, np.dtype[Any]]
         if self.signed:
-            sides = np.where(positions < 0.5, -1.0, 1.0)
-            places = 0.5 + sides * (0.28 + 0.18 * self.strengths(positions))
+            places = np.copysign(0.28 + 0.18 * self.strengths(positions), positions - 0.5).astype(np.float64)
+            places += 0.5
         else:
             places = 0.3 + 0.7 * positions
-        colours = matplotlib.colormaps[colormap or (DIVERGING if self.signed else SEQUENTIAL)]
-        return np.asarray(colours(places)[..., :3] * 255, dtype=np.float32)
+        places *= len(palette) - 2
+        with np.errstate(invalid="ignore"):
+            return (places + 1).astype(np.intp)
 
 
 def _robust_maximum(values: Array) -> float:

@@ -13,17 +13,20 @@ from vitrail.show.colours import Scale
 from vitrail.show.heatmap import resize_map
 from vitrail.show.legend import GREY, INK, PAPER, Legend
 from vitrail.show.look import ALPHA, Look
-from vitrail.show.pixels import as_image, blended, hatched, outlined
+from vitrail.show.pixels import as_bytes, blended, hatched, outlined
 from vitrail.show.text import Paragraph, fit_text
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 SHORT_SIDE, LONG_SIDE, THUMBNAIL = 384, 1600, 320
 """The smallest short side and the largest long side of a picture, and the long side of a thumbnail, in pixels."""
 
+PNG_LEVEL = 3  # of compression: 2.6 × as fast as Pillow's default, for files 7 % larger
+
 _GAP = 16
 _LEGEND_UNIT = 22
 _MOST_ELONGATED = 3  # sides of a thumbnail; of a longer picture, a part is shown
 _SHEET_PIXELS = 60_000_000
+_STRIP_PIXELS = 65_536
 
 
 def overlay(
@@ -53,16 +56,21 @@ def overlay(
             f"{image.width}), but got {tuple(values.shape)}."
         )
     size = size or display_size(image.size)
-    photo = np.asarray(_resized(image.convert("RGB"), size), dtype=np.float32)
-    resized = resize_map(values, size)
+    photo = np.asarray(_resized(image.convert("RGB"), size))
+    resized, opacity = resize_map(values, size), None if weights is None else resize_map(weights, size)
     scale = Scale.of(values, signed)
-    unseen = np.isnan(resized)
-    positions = scale.positions(np.where(unseen, 0 if scale.signed else scale.low, resized))
-    if style == "outline":
-        drawing = outlined(photo, scale.support(positions), scale, look)
-    else:
-        drawing = blended(photo, positions, scale, look, None if weights is None else resize_map(weights, size))
-    return as_image(np.where(unseen[..., None], hatched(photo), drawing) if unseen.any() else drawing)
+    palette, blank, page = scale.palette(colormap), 0 if scale.signed else scale.low, np.empty_like(photo)
+    rows = size[1] if style == "outline" else max(1, _STRIP_PIXELS // size[0])  # strips fit into a processor's cache
+    for top in range(0, size[1], rows):
+        strip = slice(top, top + rows)
+        colours, unseen = photo[strip].astype(np.float32), np.isnan(resized[strip])
+        positions = scale.positions(np.where(unseen, blank, resized[strip]))
+        if style == "outline":
+            drawing = outlined(colours, scale.support(positions), scale, look)
+        else:
+            drawing = blended(colours, positions, scale, palette, alpha, None if opacity is None else opacity[strip])
+        page[strip] = as_bytes(hatched(drawing, colours, unseen, top))
+    return Image.fromarray(page)
 
 
 def marked(image: Image.Image, boxes: Sequence[Box]) -> Image.Image:
@@ -184,7 +192,7 @@ def thumbnail(image: Image.Image, edge: int = THUMBNAIL, focus: tuple[float, flo
 def png_bytes(image: Image.Image) -> bytes:
     """The image as the content of a PNG file."""
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    image.save(buffer, "PNG", compress_level=PNG_LEVEL)
     return buffer.getvalue()
 
 

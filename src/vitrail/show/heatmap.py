@@ -1,16 +1,19 @@
 """Maps on the original image: sampling and resizing."""
 
 import math
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.engine.maps import between, interpolated
 from vitrail.errors import VitrailError
 from vitrail.show.colours import Array
+
+Positions: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 def fit_to_image(
@@ -36,12 +39,15 @@ def fit_to_image(
     if not (left < right and top < bottom):
         raise VitrailError(f"the box {box} is empty: expected left < right and top < bottom.")
     values = values if values.is_floating_point() else values.float()
-    rows, seen_rows = _positions(image_size[1], top, bottom, values.shape[0], values.device)
-    columns, seen_columns = _positions(image_size[0], left, right, values.shape[1], values.device)
+    # With NumPy: torch would start threads of its own in each thread that draws.
+    array = values.detach().to("cpu", torch.promote_types(values.dtype, torch.float32)).numpy()
+    rows, seen_rows = _positions(image_size[1], top, bottom, array.shape[0])
+    columns, seen_columns = _positions(image_size[0], left, right, array.shape[1])
     sample = _nearest if mode == "nearest" else _bilinear
-    fitted = sample(sample(values, rows).T, columns).T
-    seen = seen_rows[:, None] & seen_columns
-    return torch.where(seen, fitted, torch.full((), outside, dtype=fitted.dtype, device=fitted.device))
+    fitted = np.ascontiguousarray(sample(sample(array, rows).T, columns).T)
+    fitted[~seen_rows] = outside
+    fitted[:, ~seen_columns] = outside
+    return torch.from_numpy(fitted).to(values)
 
 
 def resize_map(values: Tensor, size: tuple[int, int]) -> Array:
@@ -60,15 +66,20 @@ def resize_map(values: Tensor, size: tuple[int, int]) -> Array:
     return np.asarray(resized[0, 0].numpy(), dtype=np.float32)
 
 
-def _positions(pixels: int, start: float, end: float, cells: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _positions(pixels: int, start: float, end: float, cells: int) -> tuple[Positions, Mask]:
     """The positions of pixel centres along one axis, in cells from the start of the box, and which are inside."""
-    centres = torch.arange(pixels, dtype=torch.float64, device=device) + 0.5
+    centres = np.arange(pixels, dtype=np.float64) + 0.5
     return (centres - start) * (cells / (end - start)), (centres >= start) & (centres <= end)
 
 
-def _nearest(values: Tensor, positions: Tensor) -> Tensor:
-    return values[positions.floor().long().clamp(0, len(values) - 1)]
+def _nearest(values: NDArray[Any], positions: Positions) -> NDArray[Any]:
+    return values[np.floor(positions).astype(np.intp).clip(0, len(values) - 1)]
 
 
-def _bilinear(values: Tensor, positions: Tensor) -> Tensor:
-    return interpolated(values, *between(positions - 0.5, len(values)))
+def _bilinear(values: NDArray[Any], positions: Positions) -> NDArray[Any]:
+    """Between cells as ``engine.maps.interpolated``: every pixel between equal cells is exactly equal to them."""
+    places = np.clip(positions - 0.5, 0, len(values) - 1)
+    before = places.astype(np.intp)
+    share = (places - before).astype(values.dtype)[:, None]
+    low, high = values[before], values[np.minimum(before + 1, len(values) - 1)]
+    return np.asarray(low + share * (high - low))

@@ -64,7 +64,8 @@ class Legend:
         draw = self._draw_outline if self.look.style == "outline" else self._draw_bar
         strip = draw(width, room, size)
         if self.scale.partial:
-            swatch = hatched(np.full((size, 2 * size, 3), 150, dtype=np.float32))
+            swatch = np.full((size, 2 * size, 3), 150, dtype=np.float32)
+            hatched(swatch, swatch, np.ones(swatch.shape[:2], dtype=bool))
             strip.paste(as_image(swatch), (room + unseen - 2 * size, 0))
             right = room + unseen - 2 * size - size // 2
             ImageDraw.Draw(strip).text((right, size // 2), "not seen", fill=GREY, font=font(size), anchor="rm")
@@ -76,8 +77,8 @@ class Legend:
         top = size + size // 3
         strip = Image.new("RGB", (width, top + max(low.height, high.height)), PAPER)
         positions = np.broadcast_to(np.linspace(0, 1, bar, dtype=np.float32), (size, bar))
-        photo = np.full((size, bar, 3), 128, dtype=np.float32)
-        strip.paste(as_image(blended(photo, positions, self.scale, self.look)), (0, 0))
+        photo, palette = np.full((size, bar, 3), 128, dtype=np.float32), self.scale.palette(self.look.colormap)
+        strip.paste(as_image(blended(photo, positions, self.scale, palette, self.look.alpha)), (0, 0))
         pen = ImageDraw.Draw(strip)
         low.draw(pen, 0, top, GREY)
         high.draw(pen, bar // 2, top, GREY, right_in=bar - bar // 2)

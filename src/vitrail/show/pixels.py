@@ -1,6 +1,6 @@
 """Drawing on pixels: fading an image, blending colours over it, outlines, hatching. Arrays are (…, 3) in 0…255."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from PIL import Image
@@ -18,16 +18,34 @@ _LUMINANCE = np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)  # as the CSS 
 
 def faded(photo: Array, amount: float) -> Array:
     """A grey and light copy, on which the colours of a map are seen; ``amount`` 0 is the image itself."""
-    grey = (photo @ _LUMINANCE)[..., None]
-    muted = photo + amount * (grey - photo)
-    return np.asarray(muted + LIGHTENING * amount * (255 - muted), dtype=np.float32)
+    white = LIGHTENING * amount
+    muted = (1 - white) * (photo + amount * (grey(photo)[..., None] - photo))
+    return np.asarray(muted + white * 255, dtype=np.float32)
 
 
-def blended(photo: Array, positions: Array, scale: Scale, look: Look, weights: Array | None = None) -> Array:
+def grey(photo: Array) -> Array:
+    """The luminance of each pixel."""
+    red, green, blue = _LUMINANCE  # no product of matrices: its library has threads of its own
+    return np.asarray(photo[..., 0] * red + photo[..., 1] * green + photo[..., 2] * blue)
+
+
+def blended(
+    photo: Array, positions: Array, scale: Scale, palette: Array, alpha: float, weights: Array | None = None
+) -> Array:
     """The colours of a map over an image: the stronger the evidence, the more opaque; ``weights`` fade it in places."""
     strengths = scale.strengths(positions) ** 0.8
-    opacity = (look.alpha * (strengths if weights is None else strengths * weights))[..., None]
-    return faded(photo, look.alpha) * (1 - opacity) + scale.colours(positions, look.colormap) * opacity
+    opacity = alpha * (strengths if weights is None else strengths * weights)
+    places, drawing = scale.places(positions, palette), np.empty_like(photo)
+    # channel by channel, each as ``faded``: NumPy is slow where the innermost axis has three elements
+    white = LIGHTENING * alpha
+    shade = (1 - white) * alpha * grey(photo) + white * 255
+    for channel in range(3):
+        faint = photo[..., channel] * ((1 - white) * (1 - alpha)) + shade
+        colour = palette[:, channel].take(places, mode="clip")
+        colour -= faint
+        colour *= opacity
+        np.add(colour, faint, out=drawing[..., channel])
+    return drawing
 
 
 def strongest(evidence: Array, share: float = 0.5) -> Mask:
@@ -54,15 +72,17 @@ def outlined(photo: Array, evidence: Array, scale: Scale, look: Look) -> Array:
     return drawing
 
 
-def hatched(photo: Array) -> Array:
-    """The appearance of pixels that the model did not see: pale grey and hatched."""
-    grey = photo @ _LUMINANCE
-    height, width = grey.shape
-    diagonals = np.add.outer(np.arange(height), np.arange(width)) % 10
-    stripes = np.clip(1.5 - np.abs(diagonals - 5), 0, 1)
-    muted = 0.3 * grey + 0.7 * 215
-    return np.asarray(muted - 32 * stripes, dtype=np.float32)[..., None].repeat(3, axis=-1)
+def hatched(drawing: Array, photo: Array, unseen: Mask, top: int = 0) -> Array:
+    """A drawing over which pixels that the model did not see are pale grey and hatched; ``top``: their first row."""
+    rows, columns = unseen.nonzero()
+    stripes = np.clip(1.5 - np.abs((rows + columns + top) % 10 - 5), 0, 1)
+    drawing[rows, columns] = (0.3 * grey(photo[rows, columns]) + 0.7 * 215 - 32 * stripes)[:, None]
+    return drawing
+
+
+def as_bytes(pixels: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.rint(pixels).clip(0, 255).astype(np.uint8)
 
 
 def as_image(pixels: Array) -> Image.Image:
-    return Image.fromarray(np.rint(pixels).clip(0, 255).astype(np.uint8))
+    return Image.fromarray(as_bytes(pixels))

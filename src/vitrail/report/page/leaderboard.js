@@ -188,7 +188,7 @@ function gridLines({ left, right, low, high, x, y }, width, height) {
 function frontOf(points) {
   let highest = -Infinity;
   return points.filter(({ method, value }) => {
-    if (method.ignoresClass || value <= highest) return false;
+    if (method.ignoresClass || method.control || value <= highest) return false;
     highest = value;
     return true;
   });

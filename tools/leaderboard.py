@@ -1,0 +1,85 @@
+"""Puts measured rows into the table that comes with vitrail.
+
+`python tools/leaderboard.py RUN…` shows what runs of `vitrail bench leaderboard` hold; with `--write` it replaces the
+rows of src/vitrail/report/leaderboard.csv.gz that they measured on as many images. Runs may hold different methods,
+metrics and images of one pair, and may be unfinished: a metric counts on the images on which all its methods were
+measured, without the methods that have fewer than `--least` of the images of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from vitrail.bench.plan import Plan
+from vitrail.bench.store import Store, schema
+from vitrail.bench.suite import open_suite
+from vitrail.report.leaderboard import KEY, merge_tables, shipped_table, summarise_pair, write_table
+
+TABLE = Path(__file__).parents[1] / "src" / "vitrail" / "report" / "leaderboard.csv.gz"
+METHOD = ["method", "params"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of vitrail bench leaderboard --out")
+    parser.add_argument("--write", action="store_true", help="write the merged table")
+    parser.add_argument("--least", type=float, default=0.75, help="share of the images that a method needs (0.75)")
+    options = parser.parse_args()
+    measured = [
+        summarised(pair.name, stores, options.least)
+        for pair in open_suite("leaderboard").pairs
+        if (stores := [store for run in options.runs if (store := Store(run / pair.name)).has_rows])
+    ]
+    if not measured:
+        sys.exit("the runs hold no rows of any pair of the leaderboard")
+    shipped, rows = shipped_table(), pd.concat(measured)
+    before = rows.merge(shipped[[*KEY, "n"]], "left", on=KEY, suffixes=("", "_shipped"))
+    fewer = (before["n"] < before["n_shipped"]).to_numpy()
+    print(
+        f"{len(rows)} rows, {int(before['n_shipped'].isna().sum())} of them new; {fewer.sum()} of fewer images stay out"
+    )
+    if options.write:
+        write_table(merge_tables(shipped, rows[~fewer]), TABLE)
+
+
+def summarised(pair: str, stores: Sequence[Store], least: float) -> pd.DataFrame:
+    """The lines of the table for one pair, from the rows of all its runs together."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Store(Path(folder) / pair)
+        rows = pd.concat([store.rows() for store in stores]).drop_duplicates("key", keep="last")
+        parts = list(comparable(pair, rows, least))
+        whole.begin(united([store.plan() for store in stores]), {})
+        known = pd.concat(parts)[schema().names].astype(object)
+        whole.add_rows(known.where(known.notna(), None).to_dict("records"))
+        return summarise_pair(whole, pair)
+
+
+def comparable(pair: str, rows: pd.DataFrame, least: float) -> Iterator[pd.DataFrame]:
+    """The rows of each metric on the images that all methods have, but for methods that have few."""
+    for metric, of_metric in rows.groupby("metric", sort=False):
+        counts = of_metric.groupby(METHOD)["image"].nunique()
+        few = counts[counts < least * counts.max()].sort_values()
+        kept = of_metric[~of_metric.set_index(METHOD).index.isin(few.index)]
+        methods = counts.size - few.size
+        common = kept.groupby("image")["key"].nunique() == methods
+        left_out = f"; left out: {few.size} with at most {few.iloc[-1]}" if few.size else ""
+        print(f"{pair} {metric}: {methods} methods, {common.sum()} images{left_out}")
+        yield kept[kept["image"].isin(common[common].index)]
+
+
+def united(plans: Sequence[Plan]) -> Plan:
+    """One plan with the methods and metrics of all."""
+    methods = dict.fromkeys(call for plan in plans for call in plan.methods)
+    metrics = dict.fromkeys(call for plan in plans for call in plan.metrics)
+    return replace(plans[0], methods=[*methods], metrics=[*metrics])
+
+
+if __name__ == "__main__":
+    main()
