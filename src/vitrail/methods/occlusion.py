@@ -34,7 +34,7 @@ from vitrail.methods.masking import (
 from vitrail.methods.registry import method
 from vitrail.methods.vit_cx import scaled
 from vitrail.models.view import View
-from vitrail.targets import Reading
+from vitrail.targets import Reading, at_least_single
 
 
 @method("rise", family="mask", signed=False, level="pixel", needs="logits", cost=(4000, 0), paper="Petsiuk et al. 2018")
@@ -222,7 +222,7 @@ class Muted(Plain):
         self.factors = factors
 
     def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
-        scores = attention_scores(q, k, scale, bias, talk)
+        scores = attention_scores(at_least_single(q), at_least_single(k), scale, bias, talk)
         scores = scores - scores.amin(-1, keepdim=True)
         return softmax(scores * self.factors[:, None, None, -k.shape[2] :], q.dtype)
 
