@@ -264,7 +264,7 @@ def test_reduced_precision_hardly_moves_areas(view, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(View, "gains_from_half", True)
     rounded = vitrail.evaluate(*arguments)["value"]
     assert 0 < (rounded - exact).abs().max() < 0.01
-    full = vitrail.evaluate(view, "scenes:2", "gen_att", "insertion(steps=8, precision=full)")["value"]
+    full = vitrail.evaluate(view, "scenes:2", "gen_att(precision=full)", "insertion(steps=8, precision=full)")["value"]
     assert np.allclose(full, exact[: 2 * len(full) : 2], atol=1e-6)
 
 
