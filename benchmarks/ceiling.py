@@ -1,104 +1,63 @@
 """Measures how much of the attainable methods attain: token-space curves between `random`, 0, and `greedy`, 1.
 
 Example:
-    python benchmarks/ceiling.py --data DIR --images 32 [--pairs scenes,photo] [--methods "tis;posterior"]
-`DIR` is the folder of `vitrail bench leaderboard --data DIR`. Regions of 2 × 2 patches are inserted and deleted in the
-order of their mean value, with tokens removed as `greedy` removes them; a curve's area is the mean probability of the
-class over its steps. For each pair it prints the areas and the shares, with 95 % intervals of the insertion share.
+    python benchmarks/ceiling.py --data DIR --out RUN [--pairs scenes,photo] [--images 32] [--methods "tis;posterior"]
+`DIR` is the folder of `vitrail bench leaderboard --data DIR`; an interrupted run is resumed by the same command. The
+curves are those of `token_insertion_aopc(cells=2)` and `token_deletion_aopc(cells=2)`, where regions of 2 × 2 patches
+come and go, as in the search of `greedy`. For each pair it prints the values and the shares, with 95 % intervals.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
+import pandas as pd
 
-from vitrail.bench.run import load_model, open_plan_data
+from vitrail.bench.run import load_model, run
+from vitrail.bench.store import Store
 from vitrail.bench.suite import open_suite
-from vitrail.calls import split_call
-from vitrail.engine.requests import Asking, Batch, Traced
-from vitrail.engine.scheduler import Scheduler
-from vitrail.methods.greedy import Greedy
-from vitrail.methods.masking import tokens_spec
-from vitrail.methods.registry import build_method
+from vitrail.calls import join_call
 from vitrail.metrics.statistics import interval
-from vitrail.models.view import View
-from vitrail.targets import Target
 
-CEILINGS = {curve: f"greedy(curve={curve})" for curve in ("insertion", "deletion")}
-METHODS = "random;decompx.skipplus;gen_att;tis;lime;pami;shapley;posterior;posterior(masks=1024)"
+CEILINGS = {"token_insertion_aopc(cells=2)": "greedy", "token_deletion_aopc(cells=2)": "greedy(curve=deletion)"}
+METHODS = "decompx.skipplus;gen_att;tis;lime;pami;shapley;posterior;posterior(masks=1024)"
 
 
-def areas(ceiling: Greedy, images: Tensor, classes: Tensor, maps: Tensor) -> dict[str, Tensor]:
-    """(B,): the mean probability as regions come, and as they go, in the order of maps (B, rows, columns)."""
-    regions = ceiling.regions().to(images.device)
-    values = maps.flatten(1).to(images.device, torch.float64) @ (regions / regions.sum(1, keepdim=True)).double().T
-    order = values.argsort(dim=1, descending=True, stable=True)  # (B, R)
-    means = {}
-    for curve in CEILINGS:
-        chosen = order if curve == "insertion" else order.flip(1)
-        grown = regions[chosen].cumsum(1).bool()  # (B, R, N): the first 1, 2, … R regions
-        present = torch.cat([torch.zeros_like(grown[:, :1]), grown], 1)
-        means[curve] = torch.stack([scores(ceiling, images[i], classes[i], sets) for i, sets in enumerate(present)])
-    return means
-
-
-def scores(method: Greedy, image: Tensor, target: Tensor, present: Tensor) -> Tensor:
-    """0-d: the mean probability of the class over sets of patches (M, N)."""
-    batch = Batch(method.model, image[None])
-    asked = Target(target[None])
-
-    def ask() -> Asking[Tensor]:
-        (trace,) = yield [Traced(batch, asked, tokens_spec(method.model))]
-        (subject,) = yield from method.subjects(batch, asked, trace)
-        return (yield from replace(method.scorer(subject, "probability"), name="").token_sets(present))
-
-    return Scheduler().run([ask()])[0].double().mean().cpu()
-
-
-def measure(view: View, images: Tensor, classes: Tensor, calls: list[str]) -> dict[str, dict[str, Tensor]]:
-    """Call → curve → (B,)."""
-    results = {}
-    for call in [*calls, *CEILINGS.values()]:
-        name, params = split_call(call)
-        maps = build_method(name, view, **params).attribute(images, classes)
-        if tuple(maps.shape[1:]) != view.grid:
-            maps = torch.nn.functional.adaptive_avg_pool2d(maps[:, None], view.grid)[:, 0]
-        results[call] = areas(Greedy(view), images, classes, maps)
-    return results
+def table(rows: pd.DataFrame, calls: list[str]) -> None:
+    for metric, ceiling in CEILINGS.items():
+        part = rows[rows["metric"] == metric].pivot_table(index="image", columns="call", values="value").dropna()
+        span = (part[ceiling] - part["random"]).mean()
+        ends = (f"{call} {part[call].mean():.3f}" for call in ("random", ceiling))
+        print(f"  {metric}, {len(part)} images:", ", ".join(ends))
+        for call in calls:
+            shares = (part[call] - part["random"]) / span
+            low, high = interval(shares.to_numpy())
+            share = f"share {shares.mean():.2f} [{low:.2f}, {high:.2f}]"
+            print(f"    {call:24} {part[call].mean():+.3f}  {share}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("vitrail-ceiling"))
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--pairs", default="scenes,photo,photographs,pets,imagenette")
     parser.add_argument("--methods", default=METHODS)
     options = parser.parse_args()
-    calls = ["random", *(call for call in options.methods.split(";") if call != "random")]
-    for pair in open_suite("leaderboard", options.data, ["greedy"]).pairs:
+    calls = options.methods.split(";")
+    for pair in open_suite("leaderboard", options.data, ["random", *calls, *CEILINGS.values()]).pairs:
         if pair.plan is None or pair.name not in options.pairs.split(","):
             continue
-        view = load_model(pair.plan.models[0])
-        data = open_plan_data(replace(pair.plan, images=options.images))
-        images = torch.stack([view.preprocess(data[i].image) for i in range(len(data))]).to(view.device)
-        classes = view.class_scores(view.logits(images)).argmax(1)
-        results = measure(view, images, classes, calls)
-        print(f"{pair.name}: {len(data)} images")
-        for call in results:
-            text = f"  {call:24}"
-            for curve, ceiling in CEILINGS.items():
-                sign = 1 if curve == "insertion" else -1
-                floor, top, value = (sign * results[name][curve].numpy() for name in ("random", ceiling, call))
-                span = float(np.mean(top - floor))
-                low, high = interval((value - floor) / span)
-                share = float(np.mean(value - floor)) / span
-                text += f"  {curve} {abs(float(np.mean(value))):.3f}, share {share:.2f} [{low:.2f}, {high:.2f}]"
-            print(text, flush=True)
+        plan = replace(pair.plan, images=options.images, metrics=list(CEILINGS), limits={}, cheap_only=())
+        run(plan, options.out / pair.name, load=load_model)
+        rows = Store(options.out / pair.name).rows()
+        named = zip(rows["method"], map(json.loads, rows["params"]), strict=True)
+        rows["call"] = [join_call(name, params) for name, params in named]
+        print(pair.name)
+        table(rows, calls)
 
 
 if __name__ == "__main__":

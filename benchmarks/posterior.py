@@ -2,10 +2,10 @@
 
 Examples:
     python benchmarks/posterior.py quality --data DIR --out RUN [--pairs pets,scenes] [--images 48]
-    python benchmarks/posterior.py time [--model vit_base_patch16_224] [--device cuda]
+    python benchmarks/posterior.py time [--model vit_base_patch16_224] [--device cuda] [--space tokens]
 `DIR` is the folder of `vitrail bench leaderboard --data DIR`. `quality` prints means and paired differences to `tis`
 with 1,024 masks; `zscore_sum` is the sum of `tis` and `decompx.skipplus`, each scaled to mean 0 and variance 1. `time`
-prints milliseconds per image beyond the prior, and relative to bare encodes of as many subsets.
+prints milliseconds per image beyond the prior, and relative to bare encodes of as many masks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -29,13 +30,17 @@ from vitrail.bench.suite import open_suite
 from vitrail.calls import join_call
 from vitrail.methods.aggregation import SkipPlus
 from vitrail.methods.decomposition import DecompX
+from vitrail.methods.masking import Space
 from vitrail.methods.posterior import Posterior
 from vitrail.methods.tis import Tis
 from vitrail.metrics.statistics import interval
 from vitrail.models.view import View
 
 REFERENCE = "tis"
-CALLS = [REFERENCE, "decompx.skipplus", "posterior", "posterior(masks=1024)", "zscore_sum(masks=256)", "zscore_sum"]
+CALLS = [
+    REFERENCE, "decompx.skipplus", "posterior", "posterior(masks=1024)", "posterior(space=tokens)",
+    "posterior(masks=1024,space=tokens)", "zscore_sum(masks=256)", "zscore_sum",
+]  # fmt: skip
 METRICS = ["insertion_minus_deletion(steps=56)"]
 
 
@@ -98,20 +103,20 @@ def timing(options: argparse.Namespace) -> None:
     for count in (1, 16) if options.device == "cuda" else (1,):
         images = torch.randn(count, 3, *model.size, device=options.device)
         order = torch.rand(256, rows * columns, device=options.device).argsort(1)
-        sizes = [round(tenths * rows * columns / 10) for tenths in range(1, 10)]
-
+        tenths = range(1, 10) if options.space == "tokens" else [10]
+        sizes = [round(tenth * rows * columns / 10) for tenth in tenths]
         repeats = 10 if options.device == "cuda" else 3
         whole, alone, bare = (
             timed(work, options.device, repeats) / count
             for work in (
-                partial(Posterior(model).attribute, images),
+                partial(Posterior(model, space=options.space).attribute, images),
                 partial(SkipPlus(DecompX)(model).attribute, images),
                 partial(encode, model, model.embed(images[:1]).detach(), order, sizes, count),
             )
         )
         print(
-            f"{options.model}, {count} image(s) together: posterior {whole:.1f} ms per image, prior {alone:.1f}, "
-            f"beyond the prior {whole - alone:.1f}; bare encodes in full precision {bare:.1f}, "
+            f"{options.model}, {options.space}, {count} image(s) together: posterior {whole:.1f} ms per image, "
+            f"prior {alone:.1f}, beyond the prior {whole - alone:.1f}; bare encodes in full precision {bare:.1f}, "
             f"ratio {(whole - alone) / bare:.2f}",
             flush=True,
         )
@@ -125,6 +130,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--pairs", default="scenes,photo,photographs,pets,imagenette")
     parser.add_argument("--model", default="vit_base_patch16_224")
+    parser.add_argument("--space", choices=get_args(Space), default="pixels")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     quality(options) if options.what == "quality" else timing(options)

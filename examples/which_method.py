@@ -68,6 +68,6 @@ summary.pivot(index="method", columns="metric", values="value").loc[[split_call(
 #
 # `vitrail compare photo.jpg` draws such a sheet for any photograph, and the
 # [leaderboard](https://github.com/vitrail/vitrail/blob/main/docs/leaderboard.md) has every method on several models,
-# with costs. Its best method, `posterior`, takes about fifty times as long as the default.
+# with costs. Its best method, `posterior`, takes more than a hundred times as long as the default.
 #
 # Next: [a new method](new_method.ipynb).

@@ -40,20 +40,8 @@ def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
-# Of the extras, and the modules of the server that need pydantic: it comes with fastapi, and newer versions of typer
-# need it, too.
-EXTRAS = [
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "multipart",
-    "cachetools",
-    "ray",
-    "transformers",
-    "h5py",
-    "skimage",
-    "ipywidgets",
-]
+# Packages of the extras, and what imports pydantic, which comes with fastapi, but with newer versions of typer, too.
+EXTRAS = "fastapi starlette uvicorn multipart cachetools ray transformers h5py skimage ipywidgets".split()
 EXTRAS += ["vitrail.app.server.schemas", "vitrail.app.server.routes"]
 MISSING = f"""
 import sys
@@ -175,13 +163,13 @@ def test_a_second_sigterm_does_not_interrupt_the_saving(
 
     write = explain.Run.write_overview
     monkeypatch.setattr(explain.Run, "write_overview", terminate_then_write)
-    record = explain.Run._record
+    explain_image = explain.Run.explain_image
 
-    def record_then_terminate(*arguments: Any, **options: Any) -> None:
-        record(*arguments, **options)
+    def explain_then_terminate(*arguments: Any, **options: Any) -> None:
+        explain_image(*arguments, **options)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(explain.Run, "_record", record_then_terminate)
+    monkeypatch.setattr(explain.Run, "explain_image", explain_then_terminate)
     result = vit("explain", album, *tiny)
     assert result.code == 143
     assert "everything written so far is complete" in result.err

@@ -213,7 +213,8 @@ def test_a_white_box_explanation_is_one_forward_pass(method: str, forwards: list
     ("method", "masks"),
     [("tis(masks=24)", 24), ("vit_cx", None), ("rise(masks=20)", 20), ("rise(masks=20, space=tokens)", 20),
      ("lime(samples=20)", 20), ("kernel_shap(samples=20, space=tokens)", 22), ("score_cam", None), ("atman", 65),
-     ("occlusion(space=tokens)", 64), ("hsic(samples=16)", 16), ("posterior(masks=24)", 24)],
+     ("occlusion(space=tokens)", 64), ("hsic(samples=16)", 16), ("posterior(masks=24)", 24),
+     ("posterior(masks=24, space=tokens)", 24)],
 )  # fmt: skip
 def test_mask_methods_make_one_forward_pass_besides_their_masks(
     method: str, masks: int | None, forwards: list[int]

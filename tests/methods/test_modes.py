@@ -20,7 +20,7 @@ from vitrail.calls import split_call
 from vitrail.data import open_data
 from vitrail.engine import scheduler as scheduling
 from vitrail.methods.registry import build_method, get_method, list_methods
-from vitrail.metrics.sanity import rank_correlation
+from vitrail.metrics.statistics import rank_correlation
 from vitrail.models.view import View
 from vitrail.models.wrapping import outline
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 import vitrail
 from vitrail import VitrailError
+from vitrail.engine.noise import noise as numbered_noise
 from vitrail.engine.requests import Subsets
 from vitrail.methods.base import Attribution
-from vitrail.methods.posterior import Additive, certainty, standardised, trend_basis
-from vitrail.methods.registry import build_method
+from vitrail.methods.posterior import Additive, Belief, certainty, standardised, trend_basis
+from vitrail.methods.registry import build_method, list_methods
 
 TARGET = 3
 
@@ -38,14 +39,15 @@ def random_model(patches: int = 36, smoothing: float = 0.0) -> Additive:
 
 
 @pytest.fixture
-def subsets(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What the method draws, (M, N) each."""
-    drawn: list[Tensor] = []
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, Belief]]:
+    """The subsets (M, N) that the method draws, and what they are drawn from."""
+    drawn: list[tuple[Tensor, Belief]] = []
     draw = Additive.draw
 
-    def spy(self: Additive, count: int, seed: int) -> Tensor:
-        drawn.append(draw(self, count, seed))
-        return drawn[-1]
+    def spy(self: Additive, count: int, seed: int, start: int, belief: Belief) -> Tensor:
+        subsets = draw(self, count, seed, start, belief)
+        drawn.append((subsets, belief))
+        return subsets
 
     monkeypatch.setattr(Additive, "draw", spy)
     return drawn
@@ -61,30 +63,73 @@ def subsets(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         ("timm_vit_avg", {"scale": "probability"}, None),
         ("timm_vit_not_square", {"masks": 25}, None),
         ("timm_siglip", {}, None),
+        ("timm_vit", {"space": "tokens"}, None),
+        ("timm_vit", {"space": "tokens", "smoothing": 0.0, "seed": 1}, 1),
+        ("timm_vit_avg", {"space": "tokens", "smoothing": 0.0}, None),
+        ("timm_vit_not_square", {"space": "tokens", "scale": "probability"}, None),
     ],
 )
 def test_posterior_is_its_literal_definition(
-    name: str, params: dict[str, Any], against: int | None, subsets: list[Tensor]
+    name: str, params: dict[str, Any], against: int | None, rounds: list[tuple[Tensor, Belief]]
 ) -> None:
     family, module, _ = viewed(name)
     result = explained(name, against, **{"masks": 40, **params})
-    how = {key: value for key, value in params.items() if key in ("scale", "smoothing")}
-    expected = oracle.posterior(family, module, batch(name, 1), subsets[0], TARGET, against, **how)
+    how = {key: value for key, value in params.items() if key in ("scale", "smoothing", "space")}
+    expected = oracle.posterior(family, module, batch(name, 1), rounds[0][0], TARGET, against, **how)
     assert relative(result.map[0], expected.map) < 1e-6
     assert relative(result.error[0], expected.error) < 1e-6
     assert float(result.extras["r2"][0]) == pytest.approx(float(expected.r2), rel=1e-6, abs=1e-9)
 
 
+def test_after_256_masks_subsets_are_drawn_from_the_posterior(rounds: list[tuple[Tensor, Belief]]) -> None:
+    family, module, _ = viewed("timm_vit")
+    result = explained("timm_vit", masks=272)
+    (first, _), (second, belief) = rounds
+    assert (len(first), len(second)) == (256, 16)
+    fitted = oracle.posterior(family, module, batch("timm_vit", 1), first, TARGET).fitted
+    assert relative(belief.mean, fitted.effects) < 1e-6
+    assert relative(belief.spread @ belief.spread.T, fitted.covariance) < 1e-6
+    expected = oracle.posterior(family, module, batch("timm_vit", 1), torch.cat([first, second]), TARGET)
+    assert relative(result.map[0], expected.map) < 1e-6
+    assert relative(result.error[0], expected.error) < 1e-6
+
+
+def test_subsets_of_tokens_are_those_of_the_first_version(rounds: list[tuple[Tensor, Belief]]) -> None:
+    """All from the prior, whose draws are local effects and a multiple of the white-box map."""
+    for params in ({"masks": 300, "seed": 7}, {"masks": 300, "seed": 7, "until": 0.9999}):
+        explained("timm_vit", space="tokens", **params)
+    (subsets, prior), (again, _) = rounds
+    drawn = numbered_noise("normal", (18,), range(150), 7, torch.device("cpu")).double()
+    effects = drawn[:, :16] @ prior.spread[:, :16].T + drawn[:, 16:17] * prior.spread[:, 16]
+    for k, row in enumerate(effects):
+        tenths = min(1 + math.floor(9 * float(torch.special.ndtr(drawn[k, 17]))), 9)
+        chosen = sorted(range(16), key=lambda i, row=row: -float(row[i]))[: round(1.6 * tenths)]
+        assert subsets[2 * k].nonzero()[:, 0].tolist() == sorted(chosen)
+    assert torch.equal(subsets[1::2], ~subsets[::2])
+    assert torch.equal(subsets, again)
+
+
+def test_draws_follow_what_is_believed() -> None:
+    """Without any doubt, subsets are the largest patches of the mean."""
+    model = random_model(20)
+    mean = torch.arange(20.0, dtype=DOUBLE)
+    for subset in model.draw(40, 3, 256, Belief(mean, torch.zeros(20, 4, dtype=DOUBLE)))[::2]:
+        assert torch.equal(subset, mean >= 20 - subset.sum())
+    assert torch.equal(model.draw(40, 3, 0, model.prior)[10:20], model.draw(10, 3, 10, model.prior))
+
+
 def test_subsets_are_large_draws_of_the_prior_and_their_complements() -> None:
     model = random_model(100)
-    drawn = model.draw(400, 0)
+    drawn = model.draw(400, 0, 0, model.prior)
     assert torch.equal(drawn[0::2], ~drawn[1::2])
     sizes = drawn[0::2].sum(1)
     assert set(sizes.tolist()) == {10 * tenths for tenths in range(1, 10)}
     assert sizes.bincount(minlength=91)[10::10].min() >= 8, "all sizes are equally probable: about 22 of each"
-    assert torch.equal(drawn, model.draw(400, 0))
-    assert not torch.equal(drawn, model.draw(400, 1))
-    assert torch.equal(drawn[:33], model.draw(33, 0)), "the first subsets do not depend on how many there are"
+    assert torch.equal(drawn, model.draw(400, 0, 0, model.prior))
+    assert not torch.equal(drawn, model.draw(400, 1, 0, model.prior))
+    assert torch.equal(drawn[:33], model.draw(33, 0, 0, model.prior)), (
+        "the first subsets do not depend on how many there are"
+    )
     pulled = (drawn[0::2].double() * model.direction).sum(1)
     assert pulled.abs().mean() > 1.5 * (100 * 0.25) ** 0.5, "subsets vary along the prior map more than at random"
 
@@ -94,7 +139,7 @@ def test_tiny_grids(grid: tuple[int, int]) -> None:
     """Too few sizes for a cubic trend."""
     patches = grid[0] * grid[1]
     model = Additive(torch.arange(patches).double(), torch.eye(patches).double(), grid, 0.5)
-    drawn = model.draw(16, 0)
+    drawn = model.draw(16, 0, 0, model.prior)
     assert torch.equal(drawn[0::2], ~drawn[1::2])
     fit = model.fit(drawn, drawn.double() @ torch.arange(1.0, patches + 1, dtype=DOUBLE))
     assert fit.mean.isfinite().all()
@@ -114,7 +159,7 @@ def test_additive_effects_are_recovered_within_their_errors() -> None:
     """Effects of any sign that follow the prior map in part, and a trend, which is no effect."""
     model, generator = random_model(64), torch.Generator().manual_seed(1)
     effects = model.direction + torch.randn(64, generator=generator, dtype=DOUBLE) + 0.5
-    drawn = model.draw(512, 0)
+    drawn = model.draw(512, 0, 0, model.prior)
     share = drawn.double().mean(1)
     clean = drawn.double() @ effects + 3 - 40 * share * (1 - share)
     exact = model.fit(drawn, clean + 0.01 * torch.randn(512, generator=generator, dtype=DOUBLE))
@@ -150,7 +195,7 @@ def test_the_sum_of_effects_is_what_all_patches_change(monkeypatch: pytest.Monke
         return torch.nn.functional.one_hot(torch.tensor(TARGET), 5) * weights[keep].sum(1, keepdim=True)
 
     monkeypatch.setattr(Subsets, "logits", logits)
-    result = explained("timm_vit", masks=256, smoothing=0.0)
+    result = explained("timm_vit", masks=256, space="tokens", smoothing=0.0)
     assert float(result.map.sum()) == pytest.approx(float(weights.sum()), abs=1e-3)
     assert relative(result.map.flatten(), weights) < 1e-2
     assert result.extras["r2"] > 0.999
@@ -223,22 +268,23 @@ def test_pictures_fade_values_of_uncertain_sign(monkeypatch: pytest.MonkeyPatch)
         ex.overlay(uncertain="hide")
 
 
-def test_until_asks_for_no_more_masks_than_it_takes() -> None:
-    soon = explained("timm_vit", masks=640, until=0.55)
+@pytest.mark.parametrize("space", ["pixels", "tokens"])
+def test_until_asks_for_no_more_masks_than_it_takes(space: str) -> None:
+    soon = explained("timm_vit", masks=640, until=0.55, space=space)
     asked = int(soon.extras["masks"])
     assert asked in range(64, 640, 64)
     assert soon.extras["certainty"] >= 0.55
-    plain = explained("timm_vit", masks=asked)
+    plain = explained("timm_vit", masks=asked, space=space)
     assert torch.equal(soon.map, plain.map)
     assert torch.equal(soon.error, plain.error)
     if asked > 64:
-        assert explained("timm_vit", masks=asked - 64).extras["certainty"] < 0.55
-    never = explained("timm_vit", masks=100, until=0.9999)
-    assert int(never.extras["masks"]) == 100
-    assert relative(never.map, explained("timm_vit", masks=100).map) < 1e-9
+        assert explained("timm_vit", masks=asked - 64, space=space).extras["certainty"] < 0.55
+    never = explained("timm_vit", masks=300, until=0.9999, space=space)
+    assert int(never.extras["masks"]) == 300
+    assert relative(never.map, explained("timm_vit", masks=300, space=space).map) < 1e-9
 
 
-@pytest.mark.parametrize("params", [{}, {"scale": "probability"}, {"until": 0.9}])
+@pytest.mark.parametrize("params", [{}, {"space": "tokens"}, {"scale": "probability"}, {"until": 0.9}])
 def test_scores_that_never_change_say_nothing(params: dict[str, Any]) -> None:
     module = copy.deepcopy(viewed("timm_vit")[1])
     torch.nn.init.zeros_(module.head.weight)
@@ -254,7 +300,7 @@ def test_a_constant_prior_map_leaves_the_rest_of_the_prior() -> None:
     assert torch.equal(standardised(torch.full((5,), 0.1, dtype=DOUBLE)), torch.zeros(5, dtype=DOUBLE))
     assert standardised(torch.tensor([1.0, 3.0])).tolist() == [-1, 1]
     model = Additive(torch.full((16,), 0.3, dtype=DOUBLE), torch.eye(16, dtype=DOUBLE), (4, 4), 0.0)
-    drawn = model.draw(200, 0)
+    drawn = model.draw(200, 0, 0, model.prior)
     fit = model.fit(drawn, drawn[:, 5].double())
     assert int(fit.mean.argmax()) == 5
     assert float(fit.mean[5]) == pytest.approx(1, abs=0.05)
@@ -266,6 +312,14 @@ def test_certainty_is_a_half_where_nothing_is_known() -> None:
     assert certainty(flat, torch.ones_like(flat)) == 0.5
     clear = torch.tensor([10.0] * 4 + [0.0] * 36)
     assert certainty(clear, torch.ones(40)) > 0.999
+
+
+def test_passes_are_those_of_the_masks() -> None:
+    """Painted over, an image is as long as before; of the tokens, half are there on average."""
+    view = viewed("timm_vit")[2]
+    for params, forwards in (({}, 257), ({"masks": 1024}, 1025), ({"space": "tokens", "masks": 100}, 51)):
+        assert build_method("posterior", view, **params).passes() == (forwards, 1)
+    assert list_methods()["posterior"].cost == (257, 1)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +334,7 @@ def test_certainty_is_a_half_where_nothing_is_known() -> None:
         ({"smoothing": math.inf}, "smoothing"),
         ({"smoothing": math.nan}, "smoothing"),
         ({"scale": "logit"}, "scale"),
+        ({"space": "patches"}, "space"),
     ],
 )
 def test_wrong_parameters_are_told(params: dict[str, Any], message: str) -> None:

@@ -18,7 +18,7 @@ import vitrail
 from vitrail.bench.run import run
 from vitrail.bench.store import Store
 from vitrail.methods.registry import build_method, list_methods
-from vitrail.metrics.sanity import rank_correlation
+from vitrail.metrics.statistics import rank_correlation
 from vitrail.models.view import View
 
 SINGLE = torch.float32

@@ -116,6 +116,44 @@ def test_a_head_that_pools_keeps_the_best_patch_where_a_tenth_is_none() -> None:
         assert abs((result.curve or ())[0] - float(of.probabilities(image)[0, TARGET] - alone)) < CLOSE
 
 
+@pytest.mark.parametrize("name", ["timm_vit", "timm_vit_gap", "timm_vit_not_square"])
+@pytest.mark.parametrize("cells", [1, 2, 3])
+def test_curves_by_squares_of_patches(name: str, cells: int) -> None:
+    """Every square, also those that the border cuts, by the mean of its patches; the value is the mean height."""
+    of = bench(name)
+    (rows, columns), values, image = of.family.grid, of.maps(["tokens"])[0], of.images[:1]
+    squares: dict[tuple[int, int], list[int]] = {}
+    for row, column in itertools.product(range(rows), range(columns)):
+        squares.setdefault((row // cells, column // cells), []).append(row * columns + column)
+    mean = {key: float(values.flatten()[square].mean()) for key, square in squares.items()}
+    order = sorted(squares, key=lambda key: -mean[key])
+
+    def probability(kept: list[tuple[int, int]]) -> float:
+        patches = torch.tensor(sorted(patch for key in kept for patch in squares[key]))
+        return float(two_classes(masked_logits(of.family, of.module, image, patches[None])).softmax(1)[0, TARGET])
+
+    whole, counts = probability(order), range(len(order))
+    for metric, sets in (
+        ("token_deletion_aopc", [order[count:] for count in counts]),
+        ("token_insertion_aopc", [order[: count + 1] for count in counts]),
+    ):
+        (result,) = measure(metric, of.view, image, values, TARGET, cells=cells)
+        falls = [whole - probability(kept) for kept in sets]
+        agrees(result, (falls, sum(falls) / len(falls)))
+    (accuracy,) = measure("token_insertion_accuracy", of.view, image, values, TARGET, label=TARGET, cells=cells)
+    assert set(accuracy.curve or ()) <= {0.0, 1.0}
+    assert len(accuracy.curve or ()) == len(order)
+    assert accuracy.value == pytest.approx(sum(accuracy.curve or ()) / len(order))
+
+
+def test_squares_are_of_one_patch_or_more_and_not_those_of_skipplus() -> None:
+    for metric in METRICS:
+        with pytest.raises(VitrailError, match="cells must be at least 1"):
+            build_metric(metric, cells=0)
+        with pytest.raises(VitrailError, match="leave cells= out"):
+            build_metric(metric, cells=2, protocol="skipplus")
+
+
 def test_skipplus_turns_round_what_should_be_small() -> None:
     of = bench("timm_vit_gap")
     maps = of.maps(TOKEN_KINDS)

@@ -11,10 +11,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from tests.families import Family
+from tests.families import Family, expected_logits
 from tests.oracles import tis
 from tests.oracles.attention import run_block
 from tests.oracles.decompx import decompose
+from tests.oracles.network import scalar
 from tests.oracles.recipe import describe
 from torch import Tensor, nn
 
@@ -69,14 +70,40 @@ def smoother(count: int, columns: int, deviation: float) -> Tensor:
     return S / S.sum(dim=0, keepdim=True)
 
 
+def painted(image: Tensor, subset: Tensor, rows: int, columns: int) -> Tensor:
+    """The image with the mean colour of all its pixels where a patch is not in the subset (N,)."""
+    height, width = image.shape[2] // rows, image.shape[3] // columns
+    picture, colour = image.clone(), image.flatten(2).sum(dim=2) / (image.shape[2] * image.shape[3])
+    for i in range(rows * columns):
+        if not subset[i]:
+            top, left = i // columns * height, i % columns * width
+            picture[:, :, top : top + height, left : left + width] = colour[:, :, None, None]
+    return picture
+
+
 def scores(
-    family: Family, module: nn.Module, image: Tensor, subsets: Tensor, target: int, against: int | None, scale: str
+    family: Family,
+    module: nn.Module,
+    image: Tensor,
+    subsets: Tensor,
+    target: int,
+    against: int | None,
+    scale: str,
+    space: str,
 ) -> Tensor:
     """y (M,): log-odds, which stop 1e-4 before 0 and 1, the probability, or the difference of two logits."""
+
+    def readings(index: int, output: str) -> Tensor:
+        if space == "tokens":
+            return tis.scores(family, module, image, subsets, index, output)
+        pictures = torch.cat([painted(image, subset, *family.grid) for subset in subsets])
+        classes = torch.full((len(subsets),), index)
+        with torch.no_grad():
+            return scalar(expected_logits(family, module, pictures), classes, output)
+
     if against is not None:
-        own, other = (tis.scores(family, module, image, subsets, c, "logit") for c in (target, against))
-        return own - other
-    p = tis.scores(family, module, image, subsets, target, "probability")
+        return readings(target, "logit") - readings(against, "logit")
+    p = readings(target, "probability")
     if scale == "probability":
         return p
     p = p.clamp(1e-4, 1 - 1e-4)
@@ -133,9 +160,10 @@ def posterior(
     against: int | None = None,
     scale: str = "log_odds",
     smoothing: float = 0.5,
+    space: str = "pixels",
 ) -> Result:
     """The whole method for these subsets."""
-    y = scores(family, module, image, subsets, target, against, scale)
+    y = scores(family, module, image, subsets, target, against, scale, space)
     d = direction(family, module, image, target, against)
     X, columns, count = features(family, module, image), family.grid[1], family.patches
     ones, best = torch.ones(count, count, dtype=torch.float64), None

@@ -69,23 +69,22 @@ def test_partial_runs_count_on_the_images_that_all_methods_have(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ship(tool, ("rollout", "aopc", 0.5, 3))
+    reference, rollout = [0.8, 0.6, 0.4, 0.5, 0.9, 0.7], [0.2, 0.4, None, 0.3, 0.1, 0.2]
     runs = [
-        run_of(tmp_path / "a", {"decompx.skipplus": [0.8, 0.6, 0.4], "rollout": [0.2, 0.4, None]}),
-        run_of(tmp_path / "b", {"decompx.skipplus": [0.2], "rollout": [0.6]}, first=3),
-        run_of(tmp_path / "c", {"random": [0.1, 0.1, 0.1, 0.3]}),
+        run_of(tmp_path / "a", {"decompx.skipplus": reference, "rollout": rollout}),
+        run_of(tmp_path / "b", {"decompx.skipplus": [0.2], "rollout": [0.6]}, first=6),
+        run_of(tmp_path / "c", {"random": [0.1] * 6 + [0.7]}),
         run_of(tmp_path / "d", {"random": [0.7, 0.9]}, "saco"),
     ]
     assert write(tool, monkeypatch, *runs, "--write") == {
         ("rollout", "aopc"): (0.5, 3),
-        ("decompx.skipplus", METRIC): ((0.8 + 0.6 + 0.2) / 3, 3),
-        ("rollout", METRIC): ((0.2 + 0.4 + 0.6) / 3, 3),
-        ("random", METRIC): ((0.1 + 0.1 + 0.3) / 3, 3),
+        ("decompx.skipplus", METRIC): (3.7 / 6, 6),
+        ("rollout", METRIC): (1.8 / 6, 6),
+        ("random", METRIC): (1.2 / 6, 6),
         ("random", "saco"): (0.8, 2),
     }
     gaps = read_table(tool.TABLE).set_index(["method", "metric"])["gap"]
-    assert gaps["rollout", METRIC] == pytest.approx((1.2 - 1.6) / 3, rel=1e-4), (
-        "paired, though measured by several runs"
-    )
+    assert gaps["rollout", METRIC] == pytest.approx(-1.9 / 6, rel=1e-4), "paired, though by several runs"
 
 
 @pytest.mark.parametrize(("least", "known"), [(0.75, {"rollout"}), (0.5, {"rollout", "random"})])

@@ -1,4 +1,4 @@
-"""Maps: scaling to 0…1, enlarging to the size of the model input, spreading over pixels."""
+"""Maps: scaling to 0…1, enlarging to the size of the model input, spreading over pixels, regions of patches."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def between(places: Tensor, cells: int) -> tuple[Tensor, Tensor]:
     places = places.clamp(0, cells - 1)
     before = places.floor().long()
     return before, places - before
+
+
+def regions(grid: tuple[int, int], side: int) -> Tensor:
+    """(R, N): which patches of a grid each square of ``side`` × ``side`` patches holds; smaller at the far borders."""
+    rows, columns = (torch.arange(length) // side for length in grid)
+    numbers = (rows[:, None] * (columns.max() + 1) + columns).flatten()
+    return numbers == numbers.unique()[:, None]
 
 
 def _centres(pixels: int, cells: int) -> tuple[Tensor, Tensor]:

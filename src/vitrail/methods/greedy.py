@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from vitrail.engine.maps import regions
 from vitrail.engine.requests import Asking, concurrently
 from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
@@ -59,9 +60,7 @@ class Greedy(TokenMethod, MaskMethod):
 
     def regions(self) -> Tensor:
         """(R, N): the patches of each region."""
-        rows, columns = (torch.arange(side, device="cpu") // self.cells for side in self.model.grid)
-        numbers = (rows[:, None] * (columns.max() + 1) + columns).flatten()
-        return torch.stack([numbers == number for number in numbers.unique()])
+        return regions(self.model.grid, self.cells)
 
     def chain(self, scorer: Scorer, regions: Tensor, grows: bool, bar: Any) -> Asking[Chain]:
         """Subsets, each the one before and another region, whose scores are large for insertion, small for deletion.

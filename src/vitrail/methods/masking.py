@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.engine.noise import Kind, noise
@@ -128,6 +129,16 @@ class Scorer:
     def pictures(self, count: int, make: Callable[[slice], Tensor], same: Hashable = None) -> Pictures:
         """The scores (M,) of the images that ``make`` gives chunk by chunk, (m, 3, H, W) each."""
         return Pictures(**self._common(), count=count, length=self.view.num_tokens, make=make, same=same)
+
+    def painted(self, present: Tensor, grid: tuple[int, int], colour: Tensor | float) -> Pictures:
+        """The scores (M,) with the cells that are not in a set (M, cells) painted over."""
+        image = self.subject.image
+
+        def make(part: slice) -> Tensor:
+            mask = present[part].view(-1, 1, *grid).to(image.dtype)
+            return torch.where(F.interpolate(mask, size=image.shape[-2:], mode="nearest") > 0, image, colour)
+
+        return self.pictures(len(present), make)
 
     def token_sets(self, present: Tensor) -> Asking[Tensor]:
         """The scores (M,) with only the patches of each set (M, N) present; sets of one size go together.

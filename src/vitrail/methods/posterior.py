@@ -1,4 +1,4 @@
-"""posterior: a white-box map as the prior, the scores of token subsets as evidence, and a map with error bars."""
+"""posterior: a white-box map as the prior, the scores of subsets of the patches as evidence, a map with error bars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from vitrail.errors import VitrailError
 from vitrail.methods.aggregation import Aggregated, SkipPlus
 from vitrail.methods.base import Attribution, TokenMethod
 from vitrail.methods.decomposition import DecompX
-from vitrail.methods.masking import MaskMethod, Subject, features_of
+from vitrail.methods.masking import MaskMethod, Scorer, Space, Subject, features_of
 from vitrail.methods.registry import method
 from vitrail.targets import Target
 
@@ -31,6 +31,7 @@ NUGGET = 0.05  # share of a patch's variance that it has in common with no other
 LEVEL = 100.0  # prior variance of the mean effect: so large that the mean is practically free
 FEWEST, MOST = 8, 100_000  # masks; the trend alone takes three
 ROUND = 64  # masks between two looks at the certainty
+LEARNED = 256  # masks between two updates of the belief that subsets are drawn from
 # With few masks, the likelihood prefers priors that are smoother than the effects, and errors come out too small. The
 # factor is the one with which 90 % intervals hold the values of a run with 8,192 masks (benchmarks/coverage.py).
 WIDENING = 1.4
@@ -39,27 +40,32 @@ ROUNDING = 1e-6  # of a score: no smaller noise is believed
 DOUBLE = torch.float64
 
 
-@method("posterior", family="mask", signed=True, cost=(129, 1), paper="vitrail")
+@method("posterior", family="mask", signed=True, cost=(257, 1), paper="vitrail")
 @dataclass(kw_only=True)
 class Posterior(TokenMethod, MaskMethod):
-    """Effect of each patch on the score, with its standard error: ``decompx.skipplus``, corrected by token subsets.
+    """Effect of each patch on the score, with its standard error: ``decompx.skipplus``, corrected by masked images.
 
     The score of a subset of the patches is modelled as a sum of their effects, a smooth function of their number, and
     noise. Before any subset is scored, the effects are assumed to follow ``decompx.skipplus`` to some degree and to be
     similar for patches that are near and look alike; how much, the scores decide (restricted maximum likelihood). The
     map is the posterior mean of the effects, ``error`` its standard deviation.
 
+    ``space``: whether the other patches are painted over in the image's mean colour or their tokens are removed.
     ``scale``: whether the score is the log-odds of the class or its probability; with ``against=`` it is always the
     difference of two logits. ``smoothing``: how far the effect of a patch is spread over its neighbours, as a standard
     deviation in patches. ``masks``: how many subsets are scored, at most; with ``until`` they are scored in rounds of
-    64, until the patches of the top decile belong there with this probability, on average.
+    64, until the patches of the top decile belong there with this probability, on average. Painted over, subsets after
+    the first 256 are drawn from the posterior by then, those of tokens all from the prior.
     """
 
     masks: int = 256
+    space: Space = "pixels"
     scale: Literal["log_odds", "probability"] = "log_odds"
     smoothing: float = 0.5
     until: float | None = None
     seed: int = 0
+
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,6 +75,10 @@ class Posterior(TokenMethod, MaskMethod):
             raise VitrailError(f"until must be a probability of at least 0.5 and below 1, but got {self.until}.")
         if not 0 <= self.smoothing < math.inf:
             raise VitrailError(f"smoothing must be at least 0 and finite, but got {self.smoothing}.")
+
+    def passes(self) -> tuple[float, float]:
+        """Half of the tokens are there on average, or, painted over, all of them."""
+        return 1 + self.masks * (0.5 if self.space == "tokens" else 1), 1
 
     @property
     def prior(self) -> Aggregated:
@@ -99,25 +109,47 @@ class Posterior(TokenMethod, MaskMethod):
         scorer = self.scorer(subject, "probability" if bounded else "logit")
         features = features_of(subject, self.model, "norm1").flatten(1).T
         model = Additive(in_double(prior_map.flatten()), in_double(features), self.model.grid, self.smoothing)
-        subsets = model.draw(self.masks, self.seed)
-        scores = model.direction.new_empty(0)
-        for part in subsets.split(self.masks if self.until is None else ROUND):
-            answers = in_double((yield from scorer.token_sets(part.to(subject.image.device))))
-            if scorer.output == "probability" and self.scale == "log_odds":
-                answers = torch.logit(answers, eps=SATURATION)
-            scores = torch.cat([scores, answers])
-            fit = model.fit(subsets[: len(scores)], scores)
-            if self.until is not None and fit.extras["certainty"] >= self.until:
-                break
+        belief, scores = model.prior, model.direction.new_empty(0)
+        subsets = scores.new_empty(0, len(features), dtype=torch.bool)
+        # Maps of tokens are those of version 1, which drew all subsets from the prior.
+        size = self.masks if self.space == "tokens" else LEARNED
+        for start in range(0, self.masks, size):
+            drawn = model.draw(min(size, self.masks - start), self.seed, start, belief)
+            for part in drawn.split(size if self.until is None else ROUND):
+                subsets = torch.cat([subsets, part])
+                scores = torch.cat([scores, (yield from self.scores(scorer, part))])
+                fit = model.fit(subsets, scores)
+                if self.until is not None and fit.extras["certainty"] >= self.until:
+                    return fit
+            belief = fit.belief
         return fit
+
+    def scores(self, scorer: Scorer, subsets: Tensor) -> Asking[Tensor]:
+        """(M,): what the model says to the subsets (M, N)."""
+        image = scorer.subject.image
+        present = subsets.to(image.device)
+        if self.space == "tokens":
+            answers = in_double((yield from scorer.token_sets(present)))
+        else:
+            answers = in_double((yield scorer.painted(present, self.model.grid, image.mean((2, 3), keepdim=True))))
+        logarithmic = scorer.output == "probability" and self.scale == "log_odds"
+        return torch.logit(answers, eps=SATURATION) if logarithmic else answers
+
+
+class Belief(NamedTuple):
+    """Effects of the patches, as far as known: mean + spread z with z ~ N(0, I)."""
+
+    mean: Tensor  # (N,)
+    spread: Tensor  # (N, p)
 
 
 class Fit(NamedTuple):
-    """The posterior of the map: means and standard deviations (N,), and what was measured (0-d)."""
+    """The posterior of the map: means and standard deviations (N,), what was measured (0-d), the effects unsmoothed."""
 
     mean: Tensor
     deviation: Tensor
     extras: dict[str, Tensor]
+    belief: Belief
 
 
 class Additive:
@@ -143,17 +175,22 @@ class Additive:
         nugget = torch.full_like(self.direction, NUGGET).diag()
         return torch.linalg.cholesky((1 - NUGGET) * near * self.similarity + nugget)
 
-    def draw(self, count: int, seed: int) -> Tensor:
-        """(count, N): the largest patches in draws from the prior, each subset followed by its complement.
+    @cached_property
+    def prior(self) -> Belief:
+        """Before any score is known: the middle length scale, and the white-box map as heavy as a patch."""
+        return Belief(torch.zeros_like(self.direction), torch.cat([self.roots[1], self.direction[:, None]], 1))
 
-        The first subsets do not depend on ``count``.
+    def draw(self, count: int, seed: int, start: int, belief: Belief) -> Tensor:
+        """(count, N): the largest patches in draws from the belief, each subset followed by its complement.
+
+        They are numbers ``start`` and following of the seed's and do not depend on ``count``.
         """
         patches, device = len(self.direction), self.direction.device
-        drawn = noise("normal", (patches + 2,), range((count + 1) // 2), seed, device).to(DOUBLE)
-        local, weight, size = drawn[:, :-2], drawn[:, -2:-1], drawn[:, -1:]
-        tenths = 1 + (9 * torch.special.ndtr(size)).floor().clamp(max=8)  # of the patches: 1 to 9, equally probable
+        pairs = range(start // 2, (start + count + 1) // 2)
+        drawn = noise("normal", (belief.spread.shape[1] + 1,), pairs, seed, device).to(DOUBLE)
+        tenths = 1 + (9 * torch.special.ndtr(drawn[:, -1:])).floor().clamp(max=8)  # of the patches, equally probable
         sizes = (tenths * patches / 10).round().clamp(1, max(patches - 1, 1))
-        effects = local @ self.roots[1].T + weight * self.direction
+        effects = belief.mean + drawn[:, :-1] @ belief.spread.T
         kept = effects.argsort(1, descending=True).argsort(1) < sizes
         return torch.stack([kept, ~kept], dim=1).flatten(0, 1)[:count]
 
@@ -186,9 +223,9 @@ class Additive:
         ridge = Ridge(design.T @ design, design.T @ y, y @ y, freedom)
         factor, variance = ridge.solved(noise_ratio)
         coefficients = torch.cholesky_solve(ridge.moment[:, None], factor)[:, 0] / noise_ratio
-        shown = self.smoother @ root
-        mean = shown @ coefficients
-        deviation = WIDENING * (variance * whitened(factor, shown).square().sum(0)).sqrt()
+        belief = Belief(root @ coefficients, variance.sqrt() * whitened(factor, root).T)
+        mean = self.smoother @ belief.mean
+        deviation = WIDENING * (self.smoother @ belief.spread).norm(dim=1)
         leverage = trend.square().sum(1) + whitened(factor, design).square().sum(0) / noise_ratio
         missed = (y - design @ coefficients) / (1 - leverage).clamp(min=1e-6)  # each score predicted from the others
         total = (scores - scores.mean()).square().sum()
@@ -200,7 +237,7 @@ class Additive:
             "prior_agreement": (standardised(mean) * standardised(self.smoother @ self.direction)).mean(),
             "certainty": certainty(mean, deviation),
         }
-        return Fit(mean, deviation, extras)
+        return Fit(mean, deviation, extras, belief)
 
 
 @dataclass(frozen=True)

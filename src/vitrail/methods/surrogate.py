@@ -40,18 +40,11 @@ class SubsetMethod(MaskMethod):
 
     def scores(self, subject: Subject, present: Tensor) -> Asking[Tensor]:
         """(M,): the scores of the sets (M, cells), True = present."""
-        scorer, image = self.scorer(subject, self.output), subject.image
+        scorer = self.scorer(subject, self.output)
         if self.space == "tokens":
             refuse_baseline(self.baseline)
             return (yield from scorer.token_sets(present))
-        grid = self.grid()
-
-        def make(part: slice) -> Tensor:
-            mask = present[part].view(-1, 1, *grid).to(image.dtype)
-            mask = F.interpolate(mask, size=image.shape[-2:], mode="nearest")
-            return image * mask + self.baseline * (1 - mask)
-
-        return (yield scorer.pictures(len(present), make))
+        return (yield scorer.painted(present, self.grid(), self.baseline))
 
     def check(self, samples: int) -> None:
         if samples < 2:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
+from vitrail.engine.maps import regions
 from vitrail.engine.requests import Asking
-from vitrail.metrics.base import Case, MapMetric, Scored, metric, tie_fraction, trapezoid
+from vitrail.errors import VitrailError
+from vitrail.metrics.base import Case, MapMetric, Scored, average, metric, tie_fraction, trapezoid
 from vitrail.metrics.curves import PROBABILITY, Precision, Way, ranks, token_curve, top_is_true
 from vitrail.metrics.functional import functional
 
@@ -19,10 +22,13 @@ STEPS = 10  # a tenth of the patches each
 class TokenCurve(MapMetric):
     """A curve of ten points: the whole image, and 10…90 % of the patches removed (deletion) or kept (insertion).
 
-    The mean height over the axis it spans, 0.9. ``protocol="skipplus"``: in per cent, not divided by that span, and
-    100 − x where less is better.
+    The mean height over the axis it spans, 0.9. ``cells``: instead, one square of ``cells`` × ``cells`` patches is
+    removed or kept after another, in the order of their mean value, down to the last; the value is the mean height.
+    This is what ``greedy`` searches. ``protocol="skipplus"``: in per cent, not divided by the span, and 100 − x where
+    less is better.
     """
 
+    cells: int | None = None
     seed: int = 0
     precision: Precision = "auto"
     protocol: Literal["default", "skipplus"] = "default"
@@ -34,13 +40,22 @@ class TokenCurve(MapMetric):
     def higher_is_better(self) -> bool:
         return self.protocol == "skipplus" or self.info.higher_is_better
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cells is not None and self.cells < 1:
+            raise VitrailError(f"cells must be at least 1, but got {self.cells}.")
+        if self.cells is not None and self.protocol == "skipplus":
+            raise VitrailError('protocol="skipplus" removes a tenth of the patches at a time: leave cells= out.')
+
     def points(self, case: Case) -> Asking[Tensor]:
-        """(10, 3), in order of the share removed or kept."""
-        same = ("tokens", self.way, self.seed, self.precision)
+        """(steps, 3), in order of the share removed or kept."""
+        same = ("tokens", self.way, self.cells, self.seed, self.precision)
         return (yield from token_curve(case, self.sets(case), self.precision, same))
 
     def sets(self, case: Case) -> list[Tensor]:
         """The patches that are there at each point."""
+        if self.cells is not None:
+            return self.regions_present(case, self.cells)
         order = ranks(case.on_grid, self.seed).argsort()
         counts = [step * len(order) // STEPS for step in range(1, STEPS)]
         if self.way == "deletion":
@@ -51,7 +66,19 @@ class TokenCurve(MapMetric):
         sets = [order[:1] if len(patches) < smallest else patches for patches in sets]  # a head that pools needs one
         return [patches.sort().values for patches in sets]
 
+    def regions_present(self, case: Case, side: int) -> list[Tensor]:
+        """The patches that are there as squares come or go; never none."""
+        squares = regions(case.view.grid, side).to(case.on_grid.device)
+        means = case.on_grid.flatten().double() @ (squares / squares.sum(1, keepdim=True)).double().T
+        rank = ranks(means, self.seed)  # (R,): 0 = the most important
+        count = torch.arange(len(rank), device=rank.device)[:, None]
+        chosen = rank >= count if self.way == "deletion" else rank <= count  # (R, R): at each point, of the squares
+        present = chosen.double() @ squares.double() > 0
+        return [patches.nonzero()[:, 0] for patches in present]
+
     def scored(self, case: Case, heights: Tensor) -> Scored:
+        if self.cells is not None:
+            return Scored(average(heights), heights.tolist(), extras={"ties": tie_fraction(case.on_grid)})
         value = trapezoid(heights)  # over an axis of length one, hence the mean height
         if self.protocol == "skipplus":
             value = 100 * value * (STEPS - 1) / STEPS
@@ -63,7 +90,7 @@ class TokenCurve(MapMetric):
         return self.scored(case, self.heights(case, points))
 
     def heights(self, case: Case, points: Tensor) -> Tensor:
-        """(10,): the curve, from what was read at its points (10, 3)."""
+        """(steps,): the curve, from what was read at its points (steps, 3)."""
         return top_is_true(case, points)
 
 
