@@ -21,6 +21,7 @@ from vitrail.data import Example, InMemory, Object, Scenes
 from vitrail.data.annotations import annotated, class_map, own_class
 from vitrail.geometry import fill_boxes
 from vitrail.metrics import build_metric, measure, summarise
+from vitrail.models.view import View
 
 QUICK = ["insertion(steps=4)", "deletion(steps=4)", "pointing_game", "discriminativity", "token_deletion_accuracy"]
 
@@ -260,10 +261,10 @@ def test_reduced_precision_hardly_moves_areas(view, monkeypatch: pytest.MonkeyPa
     """What a GPU does by default, forced on the CPU."""
     arguments = (view, "scenes:2", "gen_att", "insertion(steps=8),token_deletion_aopc")
     exact = vitrail.evaluate(*arguments)["value"]
-    monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
+    monkeypatch.setattr(View, "gains_from_half", True)
     rounded = vitrail.evaluate(*arguments)["value"]
     assert 0 < (rounded - exact).abs().max() < 0.01
-    full = vitrail.evaluate(view, "scenes:2", "gen_att", "insertion(steps=8, precision=full)")["value"]
+    full = vitrail.evaluate(view, "scenes:2", "gen_att(precision=full)", "insertion(steps=8, precision=full)")["value"]
     assert np.allclose(full, exact[: 2 * len(full) : 2], atol=1e-6)
 
 

@@ -24,7 +24,7 @@ from vitrail.core.precision import lowered
 from vitrail.data.base import DataSet
 from vitrail.engine.modes import out_of_memory, own_modes
 from vitrail.engine.requests import Asking, Batch, Tokens, check_finite
-from vitrail.engine.scheduler import Scheduler, gains_from_bf16
+from vitrail.engine.scheduler import Scheduler
 from vitrail.engine.trace import read_parts, trace
 from vitrail.errors import VitrailError
 from vitrail.files import save_atomically
@@ -345,7 +345,7 @@ class Game:
     """The game whose Shapley values are learned: the score of a network with some of the patches present."""
 
     def __init__(self, view: View):
-        self.view, self.reduced = view, gains_from_bf16(view)
+        self.view, self.reduced = view, view.gains_from_half
         network = read_parts(view)
         assert network is not None
         self.network = network
@@ -356,8 +356,7 @@ class Game:
         """x_0 (B, P + N, d) and the patches that are present (G, B, k) → logits (G, B, C)."""
         flat = keep.flatten(0, 1)
         present = self.view.present(tokens.repeat(len(keep), 1, 1), flat)
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.reduced):
-            return Walk(self.parts, keep=flat).encode(present).unflatten(0, keep.shape[:2])
+        return Walk(self.parts, keep=flat).encode(present).unflatten(0, keep.shape[:2])
 
     @torch.no_grad()
     def nothing(self) -> Tensor:

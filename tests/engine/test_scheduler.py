@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,16 +125,14 @@ def test_images_explained_together_are_those_explained_alone(method: str, monkey
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "timm_swin", "torchvision_swin", "hf_swin"])
-def test_reduced_precision_keeps_head_and_logits_full(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reduced_precision_keeps_head_and_logits_full(name: str) -> None:
     view, image = viewed(name, torch.float32)[2], batch(name, 4, torch.float32)
     request = Pictures(view=view, count=4, length=9, about=(0,), reduced=True, make=lambda part: image[part])
-    exact = answered(request)
-    monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
-    rounded = answered(request)
+    exact, rounded = answered(replace(request, reduced=False)), answered(request)
     assert rounded.dtype == torch.float32
-    assert not torch.equal(rounded, rounded.bfloat16().float()), "logits must not be rounded to bf16"
+    assert not torch.equal(rounded, rounded.half().float()), "logits must not be rounded to half precision"
     assert 0 < relative(rounded, exact) < 0.05
-    assert not torch.equal(rounded, exact), "bf16 was not used"
+    assert not torch.equal(rounded, exact), "half precision was not used"
 
 
 @pytest.mark.parametrize(
@@ -154,20 +153,19 @@ def test_ranks_bear_reduced_precision(method: str, monkeypatch: pytest.MonkeyPat
     full = build_method(method, view, precision="full", **params).attribute(pixels)
     exact = build_method(method, view, **params).attribute(pixels)
     assert torch.equal(full, exact), "a CPU always scores in full precision"
-    monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
+    monkeypatch.setattr(View, "gains_from_half", True)
     rounded = build_method(method, view, **params).attribute(pixels)
     assert not torch.equal(rounded, exact)
     assert spearmanr(rounded.flatten(), exact.flatten()).statistic > 0.999
 
 
-def test_small_differences_are_never_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
+@pytest.mark.parametrize("method", ["trans_att", "partial_lrp", "lrp", "grad_cam_pp.skipplus"])
+def test_sums_that_all_but_cancel_are_never_rounded(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     view, image = viewed("timm_vit", torch.float32)[2], batch("timm_vit", 1, torch.float32)
-    for method in ("occlusion", "kernel_shap", "atman", "hsic"):
-        computed = build_method(method, view).attribute(image, TARGET)
-        monkeypatch.undo()
-        assert torch.equal(computed, build_method(method, view).attribute(image, TARGET))
-        monkeypatch.setattr("vitrail.engine.scheduler.gains_from_bf16", lambda view: True)
+    assert "precision" not in build_method(method, view).params
+    computed = build_method(method, view).attribute(image, TARGET)
+    monkeypatch.setattr(View, "gains_from_half", True)
+    assert torch.equal(computed, build_method(method, view).attribute(image, TARGET))
 
 
 @pytest.mark.parametrize(("method", "params", "asked"), [

@@ -450,9 +450,16 @@ def traces_of(methods: Iterable[Method]) -> list[TraceSpec]:
 Versioned = tuple[str, int, Mapping[str, Any]]  # name, version and parameters of a method or metric
 
 
+# The methods whose rows have told their precision from the first; all others got the parameter later.
+PRECISION_STORED = frozenset({"lime", "pami", "posterior", "rise", "score_cam", "tis", "vit_cx"})
+
+
 def work_of(method: Versioned, metric: Versioned, explained: str) -> str:
     """What is done with an image, as text: with the hashes of image and model, the key of a row."""
-    return json.dumps([method, metric, explained], sort_keys=True, default=str)
+    name, version, params = method
+    if name not in PRECISION_STORED and params.get("precision") == "auto":  # so that rows stored before stay valid
+        params = {parameter: value for parameter, value in params.items() if parameter != "precision"}
+    return json.dumps([(name, version, params), metric, explained], sort_keys=True, default=str)
 
 
 def model_hash(view: View) -> str:

@@ -27,6 +27,7 @@ from vitrail.core.parts import (
     Norm,
     Rope,
 )
+from vitrail.core.precision import Scaling
 from vitrail.core.queries import read_region
 from vitrail.core.rules import Plain, mix_heads
 
@@ -85,6 +86,7 @@ class Walk:
         rule: how relevance flows back.
         recorder: observes the intermediate tensors.
         keep: (B, k) grid indices of the patches that are present; None = all of them.
+        scaling: of the gradients that enter the blocks.
     """
 
     def __init__(
@@ -93,14 +95,15 @@ class Walk:
         rule: Plain | None = None,
         recorder: Recorder | None = None,
         keep: Tensor | None = None,
+        scaling: Scaling | None = None,
     ):
         self.parts = architecture
         self.rule = rule or Plain()
         self.recorder: Recorder = recorder or Blind()
         self.prefix = architecture.embedding.prefix.shape[0]
-        self.keep = keep
-        # a bare forward pass: ordinary gradients, nothing recorded
-        self.bare = type(self.rule) is Plain and type(self.recorder) is Blind
+        self.keep, self.scaling = keep, scaling
+        self.ordinary = type(self.rule) is Plain  # gradients
+        self.bare = self.ordinary and type(self.recorder) is Blind
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → x_0 (B, P + N, d): after positions, prefix tokens and the norm before the blocks."""
@@ -112,12 +115,14 @@ class Walk:
         for layer, block in enumerate(self.parts.blocks):
             only = self.parts.head.reads if self.bare and layer == depth - 1 else None
             x = self.block(self.recorder.see("x", layer, x), block, layer, only)
-        with torch.autocast(x.device.type, enabled=False):  # bf16 logits are too coarse for differences of scores
-            return self.head(self.recorder.see("x", depth, x), self.parts.head, depth)
+        with torch.autocast(x.device.type, enabled=False):  # fp16 is too coarse for differences of scores
+            x = self.recorder.see("x", depth, x)
+            return self.head(x if self.scaling is None else self.scaling.enter(x), self.parts.head, depth)
 
     def block(self, x: Tensor, block: Block, layer: int, only: int | None = None) -> Tensor:
         """One residual block, (B, n, d) → (B, n, d), or (B, only, d) of the first tokens alone."""
         u = self.recorder.see("u", layer, self.norm(x, block.norm1, layer))
+        u = fitted(u, block.attention.q)  # once, not for each of the products that follow
         target, x = (u, x) if only is None else (u[:, :only], x[:, :only])
         branch = self.attention(target, u, block.attention, layer, block.changing, slice(block.waiting, None))
         branch = self.recorder.see("attention_out", layer, branch)
@@ -149,7 +154,9 @@ class Walk:
             self.position(q, attention.q_norm, attention, layer),
             self.position(k, attention.k_norm, attention, layer),
         )
-        v = self.recorder.see("v", layer, v if attention.v_norm is None else self.norm(v, attention.v_norm, layer))
+        v = self.recorder.see(
+            "v", layer, v if attention.v_norm is None else self.norm(v, attention.v_norm, layer).to(v.dtype)
+        )
         bias, shape = self.score_bias(attention.bias, q.dtype, q.shape[2]), (q.shape[2], k.shape[2])
         q, k, v, bias = q[:, :, asking], k[:, :, seen], v[:, :, seen], None if bias is None else bias[..., asking, seen]
         if attention.talk is None and not (self.recorder.wants("A", layer) or self.recorder.wants("W", layer)):
@@ -187,7 +194,7 @@ class Walk:
 
     def project(self, target: Tensor, source: Tensor, attention: Attention, layer: int) -> Sequence[Tensor]:
         """Queries, keys and values, (B, ·, d) each."""
-        if attention.together is not None and target is source and self.bare:
+        if attention.together is not None and target is source and self.ordinary:
             widths = [linear.weight.shape[0] for linear in (attention.q, attention.k, attention.v)]
             return self.linear(target, attention.together, layer).split(widths, dim=-1)
         return (
@@ -197,7 +204,7 @@ class Walk:
         )
 
     def mlp(self, u: Tensor, mlp: Mlp, layer: int) -> Tensor:
-        u = self.norm(u, mlp.first, layer)
+        u = fitted(self.norm(u, mlp.first, layer), mlp.fc1)
         hidden = self.rule.activate(self.linear(u, mlp.fc1, layer), mlp.activation)
         if mlp.up is not None:
             hidden = self.rule.gate(hidden, self.linear(u, mlp.up, layer))
@@ -295,13 +302,14 @@ class Walk:
     def norm(self, x: Tensor, norm: Norm | None, layer: int) -> Tensor:
         if norm is None:
             return x
+        x = x if norm.weight is None else x.to(norm.weight.dtype)
         out = self.recorder.bias(self.rule.norm(x, norm), norm.bias, layer)
         kind = x.device.type
         # once here, not in each of the products that follow
         return out.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else out
 
     def linear(self, x: Tensor, linear: Linear, layer: int) -> Tensor:
-        return self.recorder.bias(self.rule.linear(x, linear), linear.bias, layer)
+        return self.recorder.bias(self.rule.linear(fitted(x, linear), linear), linear.bias, layer)
 
     def scale(self, x: Tensor, gamma: Tensor | None) -> Tensor:
         return x if gamma is None else self.rule.scale(x, gamma)
@@ -312,7 +320,7 @@ class Walk:
     def position(self, x: Tensor, norm: Norm | None, attention: Attention, layer: int) -> Tensor:
         """QK-norm and rotation of queries or keys (B, H, n, d/H)."""
         if norm is not None:
-            x = self.norm(x, norm, layer)
+            x = self.norm(x, norm, layer).to(x.dtype)
         return x if attention.rope is None else rotate(x, attention.rope, self.prefix, self.keep)
 
     def score_bias(self, bias: Tensor | None, dtype: torch.dtype, queries: int) -> Tensor | None:
@@ -335,6 +343,11 @@ class Walk:
         return numbers
 
 
+def fitted(x: Tensor, linear: Linear) -> Tensor:
+    """In the precision of the weights, which may be lower than that of the stream."""
+    return x if torch.is_autocast_enabled(x.device.type) else x.to(linear.weight.dtype)
+
+
 def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
     """(B, C, H, W) → (B, P + N, d)."""
     images = images if parts.stem is None else parts.stem.run(images)
@@ -343,7 +356,8 @@ def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
     images = images[..., : grid[0] * patch[0], : grid[1] * patch[1]]
     # (B, C, gh·ph, gw·pw) → (B, N, C·ph·pw): a patch convolution is a linear map of each patch
     pixels = images.unflatten(-1, (grid[1], -1)).unflatten(-3, (grid[0], -1)).permute(0, 2, 4, 1, 3, 5)
-    x = rule.embed(pixels.flatten(3).flatten(1, 2), Linear(parts.weight.flatten(1), parts.bias))
+    patches = Linear(parts.weight.flatten(1), parts.bias)
+    x = rule.embed(fitted(pixels.flatten(3).flatten(1, 2), patches), patches)
     if parts.patch_norm is not None:
         x = rule.norm(x, parts.patch_norm)
     x = torch.cat([parts.prefix.expand(x.shape[0], -1, -1), x], dim=1)

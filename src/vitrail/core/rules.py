@@ -95,7 +95,10 @@ class Frozen(Plain):
         return _attention_map(q.detach(), k.detach(), scale, bias, talk).requires_grad_(torch.is_grad_enabled())
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-        return _apply(_FrozenAttention, q.detach(), k.detach(), v, scale, bias)
+        q, k = q.detach(), k.detach()
+        if v.dtype in (torch.float16, torch.bfloat16) and bias is None:  # whose own backward pass is fused
+            return Plain.fused(self, q, k, v, scale, bias)
+        return _apply(_FrozenAttention, q, k, v, scale, bias)
 
     def activate(self, z: Tensor, kind: Activation) -> Tensor:
         return _apply(_FrozenActivation, z, kind)
@@ -180,7 +183,7 @@ def mix_heads(weights: Tensor, linear: Linear) -> Tensor:
 
 
 def softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    return _wide(scores).softmax(dim=-1).to(dtype)
+    return scores.softmax(dim=-1).to(dtype)  # its kernel computes in fp32 where the scores are in half precision
 
 
 def _attention_map(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
@@ -208,7 +211,7 @@ def activation_gate(z: Tensor, kind: Activation) -> Tensor:
     z = _wide(z)
     match kind:
         case "gelu":
-            return torch.special.ndtr(z)
+            return 0.5 * torch.erfc(-math.sqrt(0.5) * z)
         case "gelu_tanh":
             return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
         case "quick_gelu":
@@ -228,14 +231,18 @@ class _FrozenLayerNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, norm: Norm) -> Tensor:
         out, _, r = torch.native_layer_norm(x, (norm.width,), norm.weight, norm.bias, norm.eps)
         ctx.save_for_backward(r)
-        ctx.weight = norm.weight
+        ctx.norm = norm
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (r,) = ctx.saved_tensors
-        wide = _wide(grad) if ctx.weight is None else _wide(grad * ctx.weight)
-        return ((wide - wide.mean(-1, keepdim=True)).mul_(r)).to(grad.dtype), None
+        (r,), norm = ctx.saved_tensors, ctx.norm
+        # the ordinary backward pass at a token of zeros, in one kernel: there the deviation has no gradient
+        zeros, wanted = torch.zeros_like(grad), [True, False, False]
+        (x, _, _) = torch.ops.aten.native_layer_norm_backward(
+            grad, zeros, (norm.width,), torch.zeros_like(r), r, norm.weight, norm.bias, wanted
+        )
+        return x, None
 
 
 class _FrozenRmsNorm(torch.autograd.Function):
@@ -262,6 +269,10 @@ class _FrozenActivation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (z,) = ctx.saved_tensors
+        if ctx.kind == "gelu":  # ½ erfc(−z/√2) ∂y, each step one kernel that reads and writes its own precision
+            double = torch.mul(z, -math.sqrt(0.5), out=torch.empty_like(z, dtype=_wide(z[:0]).dtype)).erfc_()
+            zero = grad.new_zeros(())
+            return torch.addcmul(zero, grad, double, value=0.5, out=torch.empty_like(grad)), None
         return (activation_gate(z, ctx.kind).mul_(grad)).to(grad.dtype), None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Lock
 
 import torch
 
@@ -19,7 +20,32 @@ def own_modes() -> Iterator[None]:
             stack.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
+        stack.enter_context(_sums)
         yield
+
+
+class _SinglePrecisionSums:
+    """While any thread is inside, CUDA adds up products of half precision in single precision."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self.lock:
+            products = torch.backends.cuda.matmul
+            if not self.inside:
+                self.before = products.allow_fp16_reduced_precision_reduction
+                products.allow_fp16_reduced_precision_reduction = False
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = self.before
+
+
+_sums = _SinglePrecisionSums()
 
 
 def out_of_memory(error: BaseException) -> bool:

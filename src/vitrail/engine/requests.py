@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture
+from vitrail.core.precision import Scaling
 from vitrail.core.rules import Plain
 from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
@@ -71,7 +72,7 @@ class Variants(Request):
     reading: Reading = field(default_factory=Reading)
     about: tuple[int, ...] = ()
     name: str = "masks"  # of the progress bar
-    reduced: bool = False  # whether bf16 will do, where the device is faster with it
+    reduced: bool = False  # in half precision
     same: Hashable = None  # requests with an equal value that is not None have the same answer
 
     @property
@@ -136,11 +137,13 @@ class PixelGradients(Request):
     rule: Any = "plain"
     output: str = "logit"
     precise: bool = False  # in double precision
+    reduced: bool = False  # in half precision
     name: str = "gradients"
 
     @property
     def key(self) -> Hashable:
-        return id(self.view), self.rule, self.output, self.precise, self.name, self.target.against is None
+        precision = self.precise, self.reduced
+        return id(self.view), self.rule, self.output, precision, self.name, self.target.against is None
 
 
 # What is asked for, one request or several at once, and what comes back: one answer, or one for each.
@@ -176,11 +179,13 @@ def resolved(batch: Batch, target: Target) -> Asking[Target]:
     return target.resolved(batch.view, logits)
 
 
-def forward(view: View, parts: Architecture | None, images: Tensor, rule: Plain | None = None) -> Tensor:
-    """(B, 3, H, W) → logits (B, C); ``rule``: how relevance flows back."""
+def forward(
+    view: View, parts: Architecture | None, images: Tensor, rule: Plain | None = None, scaling: Scaling | None = None
+) -> Tensor:
+    """(B, 3, H, W) → logits (B, C); ``rule``: how relevance flows back; ``scaling``: of gradients."""
     if parts is None:
         return view.staged(images, ())[0]
-    walk = Walk(parts, rule)
+    walk = Walk(parts, rule, scaling=scaling)
     return walk.encode(walk.embed(images))
 
 

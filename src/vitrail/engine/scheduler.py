@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 
 from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture, converted
-from vitrail.core.precision import lowered
+from vitrail.core.precision import HALF, Scaling, lowered
 from vitrail.core.rules import get_rule
+from vitrail.engine.captured import captured, forget
 from vitrail.engine.modes import out_of_memory, own_modes, too_large
 from vitrail.engine.requests import (
     Asking,
@@ -37,6 +39,7 @@ from vitrail.engine.trace import Trace, TraceSpec, join_traces, make_traces, rea
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
 from vitrail.progress import counted
+from vitrail.targets import Target
 
 # Chunk sizes. The first is chosen by free memory, never by timing; out of memory steps down and goes on.
 LADDER = (2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
@@ -217,7 +220,7 @@ class Scheduler:
             item
             for item in items
             if item[2].batch is lead.batch
-            and item[2].spec.precise == lead.spec.precise
+            and lead.spec.serves(item[2].spec)
             and (item[2].spec.kind == lead.spec.kind if item[2].spec.backward else hosts)
         ]
         targets = list(dict.fromkeys(item[2].target for item in alike if item[2].spec.backward))[:TARGETS_AT_ONCE]
@@ -231,13 +234,18 @@ class Scheduler:
         for request in requests:
             spec = spec.united(request.spec)
         kind = spec.kind if spec.backward else self.host
-        if kind in self.plan and self.plan[kind].precise == spec.precise:
+        if kind in self.plan and self.plan[kind].serves(spec):
             spec = self.plan[kind].united(spec)
         batch, view = lead.batch, lead.batch.view
         targets = dict.fromkeys([lead.target, *(request.target for request in requests if request.spec.backward)])
 
         def make(images: Tensor, part: slice) -> list[Trace]:
-            return make_traces(view, self.parts(view), images, [target.rows(part) for target in targets], spec)
+            rows = [target.rows(part) for target in targets]
+            if spec.reduced:
+                made = self._traces(view, images, rows, spec)
+                if all(is_finite(trace) for trace in made):
+                    return made
+            return self._traces(view, images, rows, replace(spec, reduced=False))
 
         traces = dict(zip(targets, halved(view, batch.images, make, join_each), strict=True))
         first = traces[lead.target]
@@ -248,6 +256,22 @@ class Scheduler:
             job._answers[place] = traces.get(request.target, first)
         for job in dict.fromkeys(job for job, _, _ in items):
             job.seconds += seconds
+
+    def _traces(self, view: View, images: Tensor, targets: Sequence[Target], spec: TraceSpec) -> list[Trace]:
+        """From a graph, where there is one; the parts that they tell are those in full precision."""
+        dtype = HALF if spec.reduced else None
+
+        def make(images: Tensor, targets: Sequence[Target]) -> list[Trace]:
+            return make_traces(view, present_parts(view, dtype), images, targets, spec)
+
+        made = captured(view, images, targets, spec, make)
+        if made is None:
+            made = make_traces(view, self.parts(view, dtype), images, targets, spec)
+            if dtype is None:
+                return made
+        width = torch.float64 if spec.precise else view.precision
+        network = cache(lambda: cast(Architecture, converted(self.parts(view), width)))
+        return [replace(trace, parts=network) for trace in made]
 
     def _logits(self, items: list[Waiting]) -> None:
         begin = time.perf_counter()
@@ -296,21 +320,24 @@ class Scheduler:
     def _in_chunks(self, requests: list[Any], bar: Any) -> list[Tensor]:
         """Requests of one key, answered in chunks from the ladder; nothing is computed twice."""
         lead: Variants = requests[0]
-        reduced = lead.reduced and gains_from_bf16(lead.view)
-        parts = self.parts(lead.view, torch.bfloat16 if reduced else None)
+        parts = self.parts(lead.view, HALF if lead.reduced else None)
+        autocast = lead.reduced and parts is None  # of networks without tokens
 
         def answer(pieces: list[tuple[Any, slice]]) -> Tensor:
             sizes = torch.tensor([size(part) for _, part in pieces])
             about = torch.tensor([request.about for request, _ in pieces]).repeat_interleave(sizes, dim=0)
             inputs = lead.inputs(pieces)
-            with torch.autocast(lead.view.device.type, torch.bfloat16, enabled=reduced):
+            with torch.autocast(lead.view.device.type, HALF, enabled=autocast):
                 logits = lead.logits(parts, *inputs)
             return lead.reading(lead.view, logits, about.to(logits.device))
 
         with torch.inference_mode():
             chunk = self.first_chunk(lead.view, lead.length)
-            read = self._chunked(requests, chunk, answer, bar)
-        rows = torch.cat(read).clone()  # no longer of inference mode
+            read = torch.cat(self._chunked(requests, chunk, answer, bar))
+            if lead.reduced and not read.isfinite().all():  # beyond the range of half precision
+                parts, autocast = self.parts(lead.view), False
+                read = torch.cat(self._chunked(requests, chunk, answer, counted(0, "")))
+        rows = read.clone()  # no longer of inference mode
         return list(rows.split([request.count for request in requests]))
 
     def _gradients(self, items: list[Waiting]) -> None:
@@ -333,7 +360,14 @@ class Scheduler:
         parts = parts if parts is None or dtype == view.precision else converted(parts, dtype)
         rule = get_rule(lead.rule) if isinstance(lead.rule, str) else lead.rule
         reading = lead.target.reading(lead.output)
+        half = self.parts(view, HALF) if lead.reduced and not lead.precise else None
         sums: dict[int, Tensor] = {}
+
+        def gradient_at(images: Tensor, about: Tensor, parts: Architecture | None) -> Tensor:
+            scaling = Scaling() if parts is not None and parts is half else None
+            score = reading(view, forward(view, parts, images, rule, scaling), about).sum()
+            (gradient,) = torch.autograd.grad(score, images)
+            return gradient if scaling is None else scaling.leave(gradient)
 
         def answer(pieces: list[tuple[Any, slice]]) -> list[tuple[int, Tensor]]:
             sizes = [size(part) for _, part in pieces]
@@ -342,8 +376,9 @@ class Scheduler:
             with torch.enable_grad():
                 images = joined([request.make(part) for request, part in pieces]).detach().clone()
                 images = images.to(dtype).requires_grad_()
-                score = reading(view, forward(view, parts, images, rule), about).sum()
-                (gradient,) = torch.autograd.grad(score, images)
+                gradient = gradient_at(images, about, half or parts)
+                if half is not None and not gradient.sum().isfinite():
+                    gradient = gradient_at(images, about, parts)
             split = zip(pieces, gradient.split(sizes), strict=True)
             return [(id(request), request.fold(piece, part)) for (request, part), piece in split]
 
@@ -394,10 +429,15 @@ class Scheduler:
         """The network's parts, read once per answer; with the blocks' products in ``dtype`` where it is given."""
         key = (id(view), dtype)
         if key not in self._parts:
-            with torch.inference_mode(False), torch.no_grad():
-                parts = read_parts(view)
-                self._parts[key] = parts if dtype is None or parts is None else lowered(parts, dtype)
+            self._parts[key] = present_parts(view, dtype)
         return self._parts[key]
+
+
+def present_parts(view: View, dtype: torch.dtype | None = None) -> Architecture | None:
+    """The network's parts as they are now, with the blocks' products in ``dtype`` where it is given."""
+    with torch.inference_mode(False), torch.no_grad():
+        parts = read_parts(view)
+        return parts if dtype is None or parts is None else lowered(parts, dtype)
 
 
 def merged(specs: Iterable[TraceSpec]) -> dict[Hashable, TraceSpec]:
@@ -411,7 +451,7 @@ def merged(specs: Iterable[TraceSpec]) -> dict[Hashable, TraceSpec]:
             forward_only.append(spec)
     for kind in list(by_kind)[:1]:
         for spec in forward_only:
-            if spec.precise == by_kind[kind].precise:
+            if by_kind[kind].serves(spec):
                 by_kind[kind] = by_kind[kind].united(spec)
     return by_kind
 
@@ -453,12 +493,14 @@ def pieces_of(requests: Sequence[Any], start: int, stop: int) -> list[tuple[Any,
     return pieces
 
 
-def gains_from_bf16(view: View) -> bool:
-    """Whether bf16 is faster than the model's own precision. Head and logits stay in that precision."""
-    return view.device.type == "cuda" and view.precision == torch.float32 and torch.cuda.is_bf16_supported()
+def is_finite(trace: Trace) -> bool:
+    """Whether no value of a trace is beyond the range of its precision."""
+    values = [t for layers in (*trace.kept.values(), trace.bias) for t in layers.values()]
+    return bool(torch.stack(torch._foreach_norm([trace.logits, trace.y, *values], 1)).isfinite().all())
 
 
 def empty_cache() -> None:
+    forget()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

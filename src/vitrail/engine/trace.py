@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from vitrail.core.operations import ReadoutRecorder, Walk
 from vitrail.core.parts import Architecture, converted
+from vitrail.core.precision import Scaling, is_lowered
 from vitrail.core.rules import Plain, get_rule
 from vitrail.engine.modes import own_modes
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
 from vitrail.progress import passed
-from vitrail.targets import Target
+from vitrail.targets import Target, at_least_single
 
 # What can be kept, and of which value each gradient is.
 GRADIENTS = {"gx": "x", "gu": "u", "gmid": "mid", "G": "A", "gv": "v", "gfeatures": "features"}
@@ -34,6 +36,7 @@ class TraceSpec:
     output: str = "logit"
     precise: bool = False  # in double precision, for sums that all but cancel; not on devices that have none
     every_layer: bool = False  # the head reads the stream after every block, and no gradient leaves its block
+    reduced: bool = False  # in half precision
 
     @classmethod
     def of(
@@ -43,10 +46,11 @@ class TraceSpec:
         rule: str | Plain = "plain",
         output: str = "logit",
         precise: bool = False,
+        reduced: bool = False,
     ) -> TraceSpec:
         """All names at all layers."""
-        layers = list(layers)
-        return cls(frozenset((name, layer) for name in names for layer in layers), rule, output, precise)
+        keep = frozenset((name, layer) for layer in layers for name in names)
+        return cls(keep, rule, output, precise, reduced=reduced and not precise)
 
     @property
     def backward(self) -> bool:
@@ -56,11 +60,16 @@ class TraceSpec:
     @property
     def kind(self) -> Hashable:
         """Specifications of one kind can be one trace."""
-        return self.rule, self.output, self.precise, self.every_layer
+        return self.rule, self.output, self.precise, self.every_layer, self.reduced
 
     def united(self, other: TraceSpec) -> TraceSpec:
         """One that keeps what both keep."""
-        return replace(self if self.backward or not other.backward else other, keep=self.keep | other.keep)
+        lead = self if self.backward or not other.backward else other
+        return replace(lead, keep=self.keep | other.keep, reduced=self.reduced and other.reduced)
+
+    def serves(self, other: TraceSpec) -> bool:
+        """Whether its forward pass has the precision that the other asks for."""
+        return self.precise == other.precise and (other.reduced or not self.reduced)
 
     @property
     def names(self) -> frozenset[str]:
@@ -87,7 +96,7 @@ class Trace:
     # (B, n) per layer: Σ ⟨b, ∂y/∂out⟩ over the biases of a block; L: of the end layers
     bias: dict[int, Tensor] = field(default_factory=dict)
     pooled_bias: Tensor | None = None  # (B,): the biases behind the pooling, which belong to no token
-    parts: Architecture | None = None  # the network that was traced
+    parts: Callable[[], Architecture] | None = None  # reads the network that was traced
 
     def __getitem__(self, name: str) -> dict[int, Tensor]:
         if name not in self.kept:
@@ -98,13 +107,24 @@ class Trace:
         """b_{≥l} (B,): all biases from block ``layer`` on, the end layers and the head included."""
         if self.pooled_bias is None:
             raise KeyError("'bias' was not kept in this trace")
-        return self.pooled_bias + sum(b.sum(1) for l, b in self.bias.items() if l >= layer)
+        first = min((l for l in self.bias if l >= layer), default=None)
+        return self.pooled_bias if first is None else self._biases_from[first]
+
+    @cached_property
+    def _biases_from(self) -> dict[int, Tensor]:
+        """b_{≥l} (B,) of every layer."""
+        total, totals = self.pooled_bias, {}
+        layers = sorted(self.bias, reverse=True)
+        for layer, share in zip(layers, torch.stack([self.bias[layer] for layer in layers]).sum(2), strict=True):
+            assert total is not None
+            totals[layer] = total = total + share
+        return totals
 
     @property
     def network(self) -> Architecture:
         """The parts of a network with tokens."""
         assert self.parts is not None
-        return self.parts
+        return self.parts()
 
 
 def trace(
@@ -157,7 +177,7 @@ def make_traces(
 ) -> list[Trace]:
     """The traces of a batch, one for each target: one forward pass, and a backward pass each.
 
-    ``parts``: the network, None where the view has no tokens.
+    ``parts``: the network, perhaps lowered; None where the view has no tokens.
     """
     images = images.detach().clone()
     if parts is None:
@@ -165,18 +185,19 @@ def make_traces(
     if spec.precise and images.device.type != "mps":
         parts, images = converted(parts, torch.float64), images.double()
     rule = get_rule(spec.rule) if isinstance(spec.rule, str) else spec.rule
-    recorder = _Recorder(spec, len(parts.blocks), parts.embedding.prefix.shape[0])
+    recorder = _Recorder(spec, len(parts.blocks), parts.embedding.prefix.shape[0], is_lowered(parts))
     with torch.set_grad_enabled(spec.backward):
         with torch.no_grad():
             x = Walk(parts).embed(images)
-        logits = Walk(parts, rule, recorder).encode(x)
+        logits = Walk(parts, rule, recorder, scaling=recorder.scalings.get(len(parts.blocks))).encode(x)
         early = [Walk(parts, rule).head(x, parts.head, len(parts.blocks)) for x in recorder.early]
         made = []
         for target in targets:
             y = target.score(view, logits, spec.output)
             objective = y + sum(target.score(view, logits, spec.output) for logits in early)
             last = target is targets[-1]
-            made.append(replace(recorder.finish(logits.detach(), y, objective, keep_graph=not last), parts=parts))
+            made.append(recorder.finish(logits.detach(), y, objective, keep_graph=not last))
+    made = [replace(trace, parts=lambda: parts) for trace in made]
     if view.groups and spec.output == "logit":
         made = [_with_entropy(view, trace, target) for trace, target in zip(made, targets, strict=True)]
     passed(len(images))
@@ -233,9 +254,12 @@ def _trace_features(view: View, images: Tensor, targets: Sequence[Target], spec:
 class _Recorder(ReadoutRecorder):
     """Stores what was asked for, cuts the graph below the lowest layer with a gradient, taps the biases."""
 
-    def __init__(self, spec: TraceSpec, depth: int, prefix: int):
+    def __init__(self, spec: TraceSpec, depth: int, prefix: int, lowered: bool):
         super().__init__(depth)
         self.spec, self.prefix = spec, prefix
+        # by the layer whose stream the head reads: of the gradients that enter the block below
+        read = range(depth + 1) if spec.every_layer else (depth,)
+        self.scalings = {layer: Scaling() for layer in read} if lowered else {}
         self.wanted: dict[str, set[int]] = {}
         for name, layer in spec.keep:
             if name != "bias":
@@ -250,7 +274,7 @@ class _Recorder(ReadoutRecorder):
     def see(self, name: str, layer: int, x: Tensor) -> Tensor:
         super().see(name, layer, x)
         if name == "x" and self.spec.every_layer and self.cut is not None and self.cut < layer < self.depth:
-            self.early.append(x)
+            self.early.append(x if layer not in self.scalings else self.scalings[layer].enter(x))
             x = x.detach().requires_grad_()
         if name == "x" and layer == self.cut:
             x = x.detach().requires_grad_()
@@ -272,7 +296,7 @@ class _Recorder(ReadoutRecorder):
         """The trace, with the gradients of the objective."""
         assert self.readout is not None
         names = self.spec.names
-        kept = {name: {l: t.detach() for l, t in self.seen[name].items()} for name in names & VALUES}
+        kept = {name: {l: at_least_single(t.detach()) for l, t in self.seen[name].items()} for name in names & VALUES}
         asked = [(name, l, t) for name in sorted(names & set(GRADIENTS)) for l, t in self._differentiated(name)]
         bias: dict[int, Tensor] = {}
         pooled: Tensor | None = None
@@ -280,11 +304,21 @@ class _Recorder(ReadoutRecorder):
             sources = [t for _, _, t in asked] + [t for _, t in self.taps]
             grads = torch.autograd.grad(objective.sum(), sources, allow_unused=True, retain_graph=keep_graph)
             gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, grads, strict=True)]
+            if self.scalings:
+                places = [*((name, layer) for name, layer, _ in asked), *(("bias", layer) for layer, _ in self.taps)]
+                gradients = [self.left(*place, grad) for place, grad in zip(places, gradients, strict=True)]
             for (name, layer, _), grad in zip(asked, gradients, strict=False):
                 kept.setdefault(name, {})[layer] = grad
             if "bias" in names:
                 bias, pooled = self._bias_maps(gradients[len(asked) :], y)
         return Trace(logits, y.detach(), self.readout, self.depth, self.prefix, kept, bias, pooled)
+
+    def left(self, name: str, layer: int, gradient: Tensor) -> Tensor:
+        """A gradient without the factor that it has where it comes from a block."""
+        if layer == self.depth and name != "gx":  # of the head
+            return gradient
+        above = min(layer + 1, self.depth) if self.spec.every_layer else self.depth
+        return self.scalings[above].leave(gradient)
 
     def _differentiated(self, name: str) -> list[tuple[int, Tensor]]:
         """The values by which a gradient is taken; those below the cut, kept for their value, have none."""

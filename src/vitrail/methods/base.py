@@ -90,15 +90,19 @@ class Method(Named):
 
     ``attribute`` returns a signed map per image on the inputs' device, (B, rows, columns) or, for pixel-level methods,
     (B, H, W). With ``shape="input"`` it has the inputs' shape, spread evenly over pixels and channels, total unchanged.
+    ``precision``, a parameter of the methods that bear it: with "auto" a GPU computes matrix products in half
+    precision; "full" keeps the model's own throughout.
     """
 
     model: View
     _: KW_ONLY
     shape: Literal["map", "input"] = "map"
+    precision: Literal["auto", "full"] = "auto"
 
     info: ClassVar[MethodInfo]
     version: ClassVar[int] = 1  # raised when its maps change: stored results of an older one are computed again
     multiplies_by_inputs: ClassVar[bool] = True  # captum's contract
+    bears_half: ClassVar[bool] = False  # whether its maps keep their ranks where products are in half precision
     trained: ClassVar[bool] = False  # for the weights of a model: it cannot explain a copy with other weights
     file_parameters: ClassVar[tuple[str, ...]] = ()  # parameters that name files, which a server takes from no visitor
     aggregations: ClassVar[tuple[str, ...]] = ()
@@ -108,6 +112,11 @@ class Method(Named):
         refuse_unsupported(self.info.name, self.unsupported(self.model), self.model)
         check_parameters(type(self), {**self.params, "shape": self.shape})
 
+    @property
+    def reduced(self) -> bool:
+        """Whether it asks for half precision."""
+        return self.bears_half and self.precision == "auto" and self.model.gains_from_half
+
     @classmethod
     def unsupported(cls, model: View) -> str | None:
         """Why this method cannot explain that model; None if it can."""
@@ -116,7 +125,8 @@ class Method(Named):
     @classmethod
     def parameters(cls) -> dict[str, Any]:
         """The parameters and their defaults."""
-        return {f.name: f.default for f in fields(cls) if f.name not in ("model", "shape")}
+        own = {f.name: f.default for f in fields(cls) if f.name not in ("model", "shape", "precision")}
+        return own | {"precision": cls.precision} if cls.bears_half else own
 
     @classmethod
     def parameter_types(cls) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Cam(Layerwise):
         if not self.published:
             return super().needs()
         layers = check_layers(self.layers(), self.model.num_layers)
-        return [TraceSpec.of({"u", "gu", "gx"}, layers, self.rule, self.output, self.cancelling)]
+        return [TraceSpec.of({"u", "gu", "gx"}, layers, self.rule, self.output, self.cancelling, self.reduced)]
 
     def scores(self, trace: Trace, layer: int) -> Tensor:
         context = slice(None) if self.protocol == "skipplus" else slice(trace.num_prefix, None)
@@ -113,6 +113,8 @@ def _register(name: str, paper: str, signed: bool | None = None):  # type: ignor
 class GradCam(Cam):
     """Activations weighted by the mean gradient of each channel."""
 
+    bears_half: ClassVar[bool] = False  # means of gradients that all but cancel
+
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
         return (h * g[:, context].mean(1, keepdim=True)).sum(-1)
 
@@ -122,6 +124,7 @@ class GradCam(Cam):
 class XGradCam(Cam):
     """Activations weighted by the gradients in proportion to the activations, whose sum may all but cancel."""
 
+    bears_half: ClassVar[bool] = False
     cancelling: ClassVar[bool] = True
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:
@@ -146,6 +149,7 @@ class XGradCamPlus(Cam):
 class GradCamPlusPlus(Cam):
     """Activations weighted by positive gradients with second-order coefficients, whose divisor may all but cancel."""
 
+    bears_half: ClassVar[bool] = False
     cancelling: ClassVar[bool] = True
 
     def cam(self, h: Tensor, g: Tensor, context: slice) -> Tensor:

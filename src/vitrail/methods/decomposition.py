@@ -34,7 +34,7 @@ class DecompX(Layerwise):
     def extras(self, trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
         """The gap of completeness, and how the score splits."""
         shares = [(self.scores(trace, layer), trace.bias_from(layer)) for layer in layers]
-        return completeness_gap(trace, layers) | score_split(trace, shares)
+        return completeness_gap(trace, shares) | score_split(trace, shares)
 
 
 @dataclass(kw_only=True)

@@ -80,11 +80,10 @@ class FullGrad(GradientMethod):
 
     def extras(self, trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
         """The gap of completeness, zero only under rule="frozen", and then how the score splits."""
-        gap = completeness_gap(trace, layers)
-        if self.rule != "frozen":
-            return gap
         assert trace.pooled_bias is not None
-        return gap | score_split(trace, [(self.scores(trace, layer), trace.pooled_bias) for layer in layers])
+        shares = [(self.scores(trace, layer), trace.pooled_bias) for layer in layers]
+        gap = completeness_gap(trace, shares)
+        return gap | score_split(trace, shares) if self.rule == "frozen" else gap
 
 
 @method("full_grad_plus", family="gradient", signed=True, paper="SkipPLUS, eq. 5")
@@ -172,6 +171,7 @@ class PixelGradient(Method):
     rule: Rule = "plain"
     output: Output = "logit"
 
+    bears_half: ClassVar[bool] = True
     no_aggregation: ClassVar[str] = "it explains pixels, not layers"
 
     def __post_init__(self) -> None:
@@ -209,6 +209,7 @@ class PixelGradient(Method):
             target=target,
             rule=self.rule,
             output=self.output,
+            reduced=self.reduced,
             name=self.info.name,
         )
 
@@ -247,6 +248,7 @@ class IntegratedGradients(PixelGradient):
             reading=target.reading(self.output),
             about=target.about,
             name=self.info.name,
+            reduced=self.reduced,
             make=lambda _: torch.zeros_like(image),
         )
         total, start = yield [gradients, baseline]
@@ -335,6 +337,7 @@ class ExpectedGradients(PixelGradient):
             length=self.model.num_tokens,
             reading=target.reading(self.output),
             about=target.about,
+            reduced=self.reduced,
             name="",  # the bar is that of the gradients
             make=lambda part: references[part],
         )
@@ -403,10 +406,11 @@ class SmoothGrad(PixelGradient):
         return 1.0 if self.protocol == "tis" else 0.15 * (image.max() - image.min())
 
 
-def completeness_gap(trace: Trace, layers: Iterable[int]) -> dict[str, Tensor]:
-    """The largest |y − shares − biases| over the layers, relative to max(1, |y|)."""
-    gaps = [trace.y - input_x_gradient(trace, layer).sum(1) - trace.bias_from(layer) for layer in layers]
-    return {"completeness_gap": torch.stack(gaps).abs().amax(0) / trace.y.abs().clamp(min=1)}
+def completeness_gap(trace: Trace, shares: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """The largest |y − shares| over the layers, relative to max(1, |y|); ``shares`` as in ``score_split``."""
+    tokens, biases = (torch.stack(parts) for parts in zip(*shares, strict=True))
+    gaps = trace.y - tokens.sum(-1) - biases
+    return {"completeness_gap": gaps.abs().amax(0) / trace.y.abs().clamp(min=1)}
 
 
 def score_split(trace: Trace, shares: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ class Layerwise(TraceMethod):
     those of the bare method.
     """
 
+    bears_half: ClassVar[bool] = True
     keep: ClassVar[frozenset[str]] = frozenset({"x", "gx"})
     aggregations: ClassVar[tuple[str, ...]] = ("plus", "skipplus")
     aggregated_version: ClassVar[int | None] = None  # of the aggregated forms, where only the bare method has changed
@@ -36,7 +37,7 @@ class Layerwise(TraceMethod):
     def specs(self, layers: Iterable[int]) -> Sequence[TraceSpec]:
         """The traces with these layers."""
         rule, output = getattr(self, "rule", "plain"), getattr(self, "output", "logit")
-        return [TraceSpec.of(self.keep, layers, rule, output, self.cancels(layers))]
+        return [TraceSpec.of(self.keep, layers, rule, output, self.cancels(layers), self.reduced)]
 
     def needs(self) -> Sequence[TraceSpec]:
         return self.specs(check_layers(self.layers(), self.all_layers(0).stop))

@@ -64,8 +64,12 @@ class Subject:
 
 @dataclass(kw_only=True)
 class MaskMethod(Method):
-    """A method that asks the model about many variants of an image; several images are asked about together."""
+    """A method that asks the model about many variants of an image; several images are asked about together.
 
+    Scores bear half precision; the traces that masks are drawn from do not: clusters of slightly other values differ.
+    """
+
+    bears_half: ClassVar[bool] = True
     no_aggregation: ClassVar[str] = "a mask method has no layers"
 
     def __post_init__(self) -> None:
@@ -104,18 +108,7 @@ class MaskMethod(Method):
         raise NotImplementedError
 
     def scorer(self, subject: Subject, output: str) -> Scorer:
-        reduced = getattr(self, "precision", "full") == "auto"
-        return Scorer(view=self.model, subject=subject, output=output, name=self.info.name, reduced=reduced)
-
-
-@dataclass(kw_only=True)
-class SturdyMaskMethod(MaskMethod):
-    """A method whose maps keep their ranks when scores are rounded: it averages many, and takes no small differences.
-
-    ``precision="auto"`` lets a GPU score in bf16, final norm, head and logits excepted; "full" keeps the model's own.
-    """
-
-    precision: Literal["auto", "full"] = "auto"
+        return Scorer(view=self.model, subject=subject, output=output, name=self.info.name, reduced=self.reduced)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +119,7 @@ class Scorer:
     subject: Subject
     output: str
     name: str  # of the progress bar
-    reduced: bool = False  # whether bf16 will do
+    reduced: bool = False  # whether in half precision
 
     def subsets(self, keep: Tensor) -> Subsets:
         """The scores (M,) with only the patches ``keep`` (M, k) present."""

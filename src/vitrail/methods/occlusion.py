@@ -24,7 +24,6 @@ from vitrail.methods.masking import (
     Explained,
     MaskMethod,
     Space,
-    SturdyMaskMethod,
     Subject,
     features_of,
     features_spec,
@@ -35,12 +34,12 @@ from vitrail.methods.masking import (
 from vitrail.methods.registry import method
 from vitrail.methods.vit_cx import scaled
 from vitrail.models.view import View
-from vitrail.targets import Reading
+from vitrail.targets import Reading, at_least_single
 
 
 @method("rise", family="mask", signed=False, level="pixel", needs="logits", cost=(4000, 0), paper="Petsiuk et al. 2018")
 @dataclass(kw_only=True)
-class Rise(SturdyMaskMethod):
+class Rise(MaskMethod):
     """Mean of random smooth masks, weighted by the score of the image seen through them.
 
     ``ratio``: the share of cells kept. ``space="tokens"`` removes random patches instead of darkening pixels. None
@@ -150,7 +149,9 @@ class Occlusion(MaskMethod):
             scores = yield scorer.pictures(
                 count, lambda part: torch.where(hidden(part)[:, None], self.baseline, image).to(image.dtype)
             )
-        drops = (subject.score(self.model, self.output) - scores).unflatten(0, (len(rows), len(columns)))
+        # in the precision of the others: a difference of two precisions would shift the whole map
+        whole = (yield scorer.pictures(1, lambda _: image)) if self.reduced else subject.score(self.model, self.output)
+        drops = (whole - scores).unflatten(0, (len(rows), len(columns)))
         rows, columns = rows.to(drops.dtype), columns.to(drops.dtype)
         return (rows.T @ drops @ columns) / torch.outer(rows.sum(0), columns.sum(0)), {}
 
@@ -166,7 +167,7 @@ def windows(side: int, window: int, stride: int) -> Tensor:
     "score_cam", family="mask", signed=False, level="pixel", needs="features", cost=(768, 0), paper="Wang et al. 2020"
 )
 @dataclass(kw_only=True)
-class ScoreCam(SturdyMaskMethod):
+class ScoreCam(MaskMethod):
     """Feature maps weighted by the score of the image seen through them.
 
     ``variant="eq1"``: scores times masks (ViT-CX, equation 1, which has ``output="probability"``). ``"library"``:
@@ -221,7 +222,7 @@ class Muted(Plain):
         self.factors = factors
 
     def attend(self, q: Tensor, k: Tensor, scale: float, bias: Tensor | None, talk: Tensor | None = None) -> Tensor:
-        scores = attention_scores(q, k, scale, bias, talk)
+        scores = attention_scores(at_least_single(q), at_least_single(k), scale, bias, talk)
         scores = scores - scores.amin(-1, keepdim=True)
         return softmax(scores * self.factors[:, None, None, -k.shape[2] :], q.dtype)
 
@@ -286,6 +287,7 @@ class AtMan(TokenMethod, MaskMethod):
             reading=Surprise(target.against is not None),
             about=target.about,
             name=self.info.name,
+            reduced=self.reduced,
             tokens=tokens,
             factors=factors,
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, SturdyMaskMethod, Subject
+from vitrail.methods.masking import Explained, MaskMethod, Subject
 from vitrail.methods.registry import method
 
 # The release has 20 segmentations. Its three of SEEDS exist in OpenCV alone: three more scales of SLIC stand for them.
@@ -27,7 +27,7 @@ Labels = NDArray[np.int64]
 
 @method("pami", family="mask", signed=False, level="pixel", needs="logits", cost=(1500, 0), paper="Shi et al. 2023")
 @dataclass(kw_only=True)
-class Pami(SturdyMaskMethod):
+class Pami(MaskMethod):
     """Mean score of the regions that hold a pixel, each region seen alone.
 
     The regions are those of 20 segmentations (Felzenszwalb, SLIC, watershed; scikit-image). ``background``: what is

@@ -20,7 +20,7 @@ from vitrail.errors import VitrailError
 from vitrail.methods.aggregation import Aggregated, SkipPlus
 from vitrail.methods.base import Attribution, TokenMethod
 from vitrail.methods.decomposition import DecompX
-from vitrail.methods.masking import Scorer, Space, SturdyMaskMethod, Subject, features_of
+from vitrail.methods.masking import MaskMethod, Scorer, Space, Subject, features_of
 from vitrail.methods.registry import method
 from vitrail.targets import Target
 
@@ -42,7 +42,7 @@ DOUBLE = torch.float64
 
 @method("posterior", family="mask", signed=True, cost=(257, 1), paper="vitrail")
 @dataclass(kw_only=True)
-class Posterior(TokenMethod, SturdyMaskMethod):
+class Posterior(TokenMethod, MaskMethod):
     """Effect of each patch on the score, with its standard error: ``decompx.skipplus``, corrected by masked images.
 
     The score of a subset of the patches is modelled as a sum of their effects, a smooth function of their number, and
@@ -82,7 +82,7 @@ class Posterior(TokenMethod, SturdyMaskMethod):
 
     @property
     def prior(self) -> Aggregated:
-        return SkipPlus(DecompX)(self.model)
+        return SkipPlus(DecompX)(self.model, precision="full")
 
     def needs(self) -> Sequence[TraceSpec]:
         """The traces of the prior, and one of the same rule, so that all of them are one pass."""

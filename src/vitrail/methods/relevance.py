@@ -75,7 +75,7 @@ class GenAtt(OwnRollout):
     mixing: ClassVar[Mixing] = "add"
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
-        return (trace["A"][layer] * trace["G"][layer]).clamp(min=0).mean(1)
+        return (trace["A"][layer] * trace["G"][layer]).clamp_(min=0).mean(1)
 
 
 @method("legrad", family="relevance", signed=False, cost=(1, 1), paper="Bousselham et al. 2025 (LeGrad)")
@@ -143,6 +143,7 @@ class TransAtt(Relevance, OwnRollout):
     start_layer: int | None = None  # type: ignore[assignment]
     protocol: Literal["default", "authors"] = "default"
 
+    bears_half: ClassVar[bool] = False  # shares of sums that all but cancel
     keep: ClassVar[frozenset[str]] = frozenset({"G"})
     mixing: ClassVar[Mixing] = "add"
 
@@ -217,6 +218,7 @@ class PixelRelevance(TokenMethod):
                 rule=rule,
                 output=output,
                 precise=self.precise,
+                reduced=self.reduced,
                 name=self.info.name,
             )
             for i in range(len(batch))
@@ -241,6 +243,8 @@ class Lrp(Relevance, PixelRelevance):
 @dataclass(kw_only=True)
 class EpsilonLrp(PixelRelevance):
     """ε-LRP to the pixels on the frozen network: conserving but for the biases and ε."""
+
+    bears_half: ClassVar[bool] = True
 
     epsilon: float = 1e-6
     output: Output = "logit"

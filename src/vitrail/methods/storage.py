@@ -16,8 +16,8 @@ MOST = 0.1  # share of the patches: if more stand out, none is an exception
 
 def ask_storage(batch: Batch, target: Target) -> Asking[Tensor]:
     """(B, N) bool: which patches are storage tokens; the trace without gradients joins that of a method."""
-    depth = batch.view.num_layers
-    (trace,) = yield [Traced(batch, target, TraceSpec.of({"x"}, [0, *range(depth // 2, depth)]))]
+    depth, reduced = batch.view.num_layers, batch.view.gains_from_half
+    (trace,) = yield [Traced(batch, target, TraceSpec.of({"x"}, [0, *range(depth // 2, depth)], reduced=reduced))]
     return storage_tokens(trace)
 
 

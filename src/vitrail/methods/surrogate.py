@@ -17,7 +17,6 @@ from vitrail.methods.masking import (
     Explained,
     MaskMethod,
     Space,
-    SturdyMaskMethod,
     Subject,
     refuse_baseline,
 )
@@ -54,7 +53,7 @@ class SubsetMethod(MaskMethod):
 
 @method("lime", family="mask", signed=True, needs="logits", cost=(1000, 0), paper="Ribeiro et al. 2016")
 @dataclass(kw_only=True)
-class Lime(SubsetMethod, SturdyMaskMethod):
+class Lime(SubsetMethod):
     """Weights of a ridge regression of the score on which patches are present, near samples counting more.
 
     The score is the logit; the paper's is the probability, ``output="probability"``.

@@ -17,13 +17,13 @@ from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.base import TokenMethod
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, Scorer, Space, SturdyMaskMethod, Subject, drawn
+from vitrail.methods.masking import Explained, MaskMethod, Scorer, Space, Subject, drawn
 from vitrail.methods.registry import method
 
 
 @method("tis", family="mask", signed=False, cost=(513, 0), paper="TIS")
 @dataclass(kw_only=True)
-class Tis(TokenMethod, SturdyMaskMethod):
+class Tis(TokenMethod, MaskMethod):
     """Mean score of the token subsets that hold a token; subsets are clusters of the network's own activations.
 
     ``ratio``: the share of patches kept, or several. ``space="pixels"`` fills the dropped patches with noise instead of

@@ -44,6 +44,15 @@ def sent(v: Tensor, attention: Attention, gamma: Tensor | None) -> Tensor:
     return out if gamma is None else out * gamma
 
 
+def sent_to(tokens: Tensor, v: Tensor, attention: Attention, gamma: Tensor | None) -> tuple[Tensor, Tensor]:
+    """‖f_j^h‖ and ⟨e_j, f_j^h⟩ with the ``tokens`` e (B, n, d), both (B, H, n), without the vectors of ``sent``."""
+    weight = attention.proj.weight if gamma is None else attention.proj.weight * gamma[:, None]
+    heads = weight.unflatten(1, (attention.heads, -1))  # (d, H, d/H)
+    gram = torch.einsum("dhk,dhl->hkl", heads, heads)
+    pulled = (tokens @ weight).unflatten(-1, (attention.heads, -1)).transpose(1, 2)  # (B, H, n, d/H)
+    return ((v @ gram) * v).sum(-1).clamp(min=0).sqrt(), (pulled * v).sum(-1)
+
+
 def without_bias(v: Tensor, attention: Attention) -> Tensor:
     """The values with their bias taken off."""
     if attention.v.bias is None:

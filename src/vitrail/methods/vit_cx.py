@@ -17,7 +17,7 @@ from vitrail.engine.requests import Asking
 from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.methods.layerwise import Output
-from vitrail.methods.masking import Explained, Scorer, SturdyMaskMethod, Subject, drawn, features_of, features_spec
+from vitrail.methods.masking import Explained, MaskMethod, Scorer, Subject, drawn, features_of, features_spec
 from vitrail.methods.registry import method
 
 RANDOM_MASKS = 5000  # of the paper's variant 2
@@ -25,7 +25,7 @@ RANDOM_MASKS = 5000  # of the paper's variant 2
 
 @method("vit_cx", family="mask", signed=False, level="pixel", needs="features", cost=(130, 0), paper="ViT-CX")
 @dataclass(kw_only=True)
-class VitCx(SturdyMaskMethod):
+class VitCx(MaskMethod):
     """Clusters of feature maps as masks, each scored by what it keeps and freed of the effect of its own artefacts.
 
     ``delta``: merge maps nearer than this (cosine distance; None = 0.1, for hierarchical models 0.05). ``sigma``:

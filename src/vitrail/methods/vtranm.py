@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.core.rules import get_rule
@@ -15,7 +14,9 @@ from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.methods.base import Attribution
 from vitrail.methods.layerwise import LayerMap, Output, Rule
 from vitrail.methods.registry import method
-from vitrail.methods.values import HeadValueMethod, attention_of, sent, without_bias
+from vitrail.methods.values import HeadValueMethod, attention_of, sent_to, without_bias
+
+TINY = 1e-12  # lengths below it have no direction
 
 
 @method("vtranm", signed=False, family="transformation", cost=(1, 1), paper="Wu et al. 2024 (VTranM)")
@@ -61,7 +62,7 @@ class VTranM(HeadValueMethod, LayerMap):
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         """mean_h ReLU(G)⊙(A diag(w)): equation 8 with the weights of equation 13."""
-        weighted = trace["A"][layer] * trace["G"][layer].clamp(min=0)
+        weighted = trace["G"][layer].clamp(min=0).mul_(trace["A"][layer])
         if not (self.length or self.necc):
             return weighted.mean(1)
         values, origin = trace["v"][layer], trace["x"][layer]
@@ -71,7 +72,8 @@ class VTranM(HeadValueMethod, LayerMap):
         elif self.reference == "normed":
             origin = trace["u"][layer]
         values = values if self.value_bias else without_bias(values, attention)
-        return (weighted * self.weight(origin[:, None], sent(values, attention, gamma))[:, :, None]).mean(1)
+        lengths, products = sent_to(origin, values, attention, gamma)
+        return weighted.mul_(self.weight(origin.norm(dim=-1)[:, None], lengths, products)[:, :, None]).mean(1)
 
     def pooled_tokens(self, x: Tensor, trace: Trace) -> Tensor:
         """What an attention pool sees: the stream, or its final norm."""
@@ -80,14 +82,15 @@ class VTranM(HeadValueMethod, LayerMap):
 
     def mlp_weight(self, trace: Trace, layer: int) -> Tensor:
         """(B, n): the update of an MLP is diagonal."""
-        return self.weight(trace["mid"][layer], trace["mlp_out"][layer])
+        origin, moved = trace["mid"][layer], trace["mlp_out"][layer]
+        return self.weight(origin.norm(dim=-1), moved.norm(dim=-1), (origin * moved).sum(-1))
 
-    def weight(self, origin: Tensor, moved: Tensor) -> Tensor:
-        """w_j = ‖t_j‖/‖e_j‖ · softmax_j cos(e_j, t_j) (equations 9–11), over the last but one axis."""
-        weight = torch.ones_like(moved[..., 0])
+    def weight(self, origin: Tensor, moved: Tensor, product: Tensor) -> Tensor:
+        """w_j = ‖t_j‖/‖e_j‖ · softmax_j cos(e_j, t_j) (equations 9–11), from ‖e_j‖, ‖t_j‖ and ⟨e_j, t_j⟩."""
+        weight = torch.ones_like(moved)
         if self.length:
-            length = origin.norm(dim=-1)
-            weight = moved.norm(dim=-1) / torch.where(length > 0, length, torch.ones_like(length))
+            weight = moved / torch.where(origin > 0, origin, torch.ones_like(origin))
         if self.necc:
-            weight = weight * F.cosine_similarity(origin, moved, dim=-1, eps=1e-12).softmax(-1) * self.necc_scale
+            cosine = product / (origin.clamp(min=TINY) * moved.clamp(min=TINY))
+            weight = weight * cosine.softmax(-1) * self.necc_scale
         return weight

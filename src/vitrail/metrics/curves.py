@@ -25,7 +25,7 @@ from vitrail.targets import Reading, at_least_single
 
 Baseline = Literal["mean", "blur", "black", "random"]
 Way = Literal["insertion", "deletion"]
-# "auto": a GPU may score in bf16 (final norm, head and logits excepted); "full": in the model's own precision.
+# "auto": a GPU scores in half precision (final norm, head and logits excepted); "full": in the model's own.
 Precision = Literal["auto", "full"]
 
 # Columns of a reading.
@@ -79,7 +79,7 @@ def pixel_curve(
         lambda part: torch.where(place < taken[part], end, start),
         Standing(),
         name="curves",
-        reduced=precision == "auto",
+        reduced=precision == "auto" and case.view.gains_from_half,
         same=(id(case), same),
     )
 
@@ -95,7 +95,7 @@ def token_curve(case: Case, keep: Sequence[Tensor], precision: Precision, same: 
             reading=Standing(),
             about=(case.target,),
             name="curves",
-            reduced=precision == "auto",
+            reduced=precision == "auto" and case.view.gains_from_half,
             same=(id(case), same, i),
             tokens=tokens,
             keep=patches[None],

@@ -46,7 +46,7 @@ class Area(PixelCurve):
     ``baseline``: what removed pixels become, the image's mean colour, a blur of it, black, or random colours (None =
     "mean", as the protocol says). ``protocol="tis"``: no point before the first step, plain mean, baselines in
     normalised space. ``"rise"`` (and ``"vit_cx"``, whose text names no other): deletion to zeros of normalised space,
-    insertion from a blur by RISE's near-box kernel. ``precision="full"`` keeps a GPU from scoring in bf16.
+    insertion from a blur by RISE's near-box kernel. ``precision="full"`` keeps a GPU from scoring in half precision.
     """
 
     protocol: Literal["default", "tis", "rise", "vit_cx"] = "default"
@@ -138,7 +138,7 @@ class Removal(PixelCurve):
     """What becomes of the prediction while pixels are removed in equal steps, from none to all.
 
     ``baseline``: what removed pixels become (None = "mean"; black under ``protocol="vtranm"``). ``precision="full"``
-    keeps a GPU from scoring in bf16.
+    keeps a GPU from scoring in half precision.
     """
 
     steps: int = 20

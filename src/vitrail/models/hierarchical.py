@@ -90,7 +90,7 @@ class Hierarchical(BlackBox):
 
     def called(self, module: nn.Module, images: Tensor) -> Any:
         """The output of the clone; under autocast its head keeps the precision of the images."""
-        if torch.is_autocast_enabled(images.device.type):  # bf16 logits are too coarse for differences of scores
+        if torch.is_autocast_enabled(images.device.type):  # fp16 is too coarse for differences of scores
             owner, name = _head_place(module)
             setattr(owner, name, _FullPrecision(getattr(owner, name), images.dtype))
         return module(images) if images.dtype == self.dtype else widened(module, images)

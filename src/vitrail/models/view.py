@@ -86,6 +86,11 @@ class View:
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
+    def gains_from_half(self) -> bool:
+        """Whether matrix products in half precision are faster than in that precision."""
+        return self.device.type == "cuda" and self.precision == torch.float32 and torch.cuda.is_bf16_supported()
+
+    @property
     def num_outputs(self) -> int:
         raise NotImplementedError
 
