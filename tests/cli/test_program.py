@@ -163,13 +163,13 @@ def test_a_second_sigterm_does_not_interrupt_the_saving(
 
     write = explain.Run.write_overview
     monkeypatch.setattr(explain.Run, "write_overview", terminate_then_write)
-    explain_image = explain.Run.explain_image
+    record = explain.Run._record
 
-    def explain_then_terminate(*arguments: Any, **options: Any) -> None:
-        explain_image(*arguments, **options)
+    def record_then_terminate(*arguments: Any, **options: Any) -> None:
+        record(*arguments, **options)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(explain.Run, "explain_image", explain_then_terminate)
+    monkeypatch.setattr(explain.Run, "_record", record_then_terminate)
     result = vit("explain", album, *tiny)
     assert result.code == 143
     assert "everything written so far is complete" in result.err
