@@ -202,7 +202,7 @@ def test_the_json_says_all_that_is_needed(saved: Path) -> None:
     assert about["vitrail"] == vitrail.__version__
     assert {"python", "torch", "timm", "numpy"} <= about["versions"].keys()
     assert about["method"] == "decompx.skipplus"
-    assert about["params"] == {"start_layer": None}
+    assert about["params"] == {"start_layer": None, "precision": "auto"}
     assert (about["target"], about["label"], about["against_label"]) == (4, "elk", "ant")
     assert 0 < about["probability"] < 1
     assert about["seconds"] > 0

@@ -35,7 +35,7 @@ def test_models(vit: Run) -> None:
 def test_methods(vit: Run) -> None:
     listed = {m["name"]: m for m in json.loads(vit("methods", "--json").out)}
     assert listed.keys() == vitrail.list_methods().keys()
-    assert listed["decompx.skipplus"]["parameters"] == {"start_layer": None}
+    assert listed["decompx.skipplus"]["parameters"] == {"start_layer": None, "precision": "auto"}
     assert "supported" not in listed["decompx"]
     result = vit("methods", "*.plus")
     assert "decompx.plus" in result.out

@@ -267,7 +267,7 @@ def test_composed_classes_carry_their_own_info() -> None:
     cls = get_method("decompx.skipplus")
     assert cls.info.name == "decompx.skipplus"
     assert cls == get_method("DecompX.SkipPLUS"), "names are not case-sensitive"
-    assert cls.info.params == {"start_layer": None}
+    assert cls.info.params == {"start_layer": None, "precision": "auto"}
     changed = get_method("globenc")
     assert get_method("globenc.plus").version == changed.version, "a method and its sums are defined anew together"
     for name in ("attn_cam", "grad_cam"):
