@@ -381,7 +381,8 @@ def test_parameters_are_parsed_like_those_of_calls(
 
 def test_parameters_in_json_are_read_too(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
     assert vit("explain", photo, *tiny, "-p", "start_layer=null").code == 0
-    assert vitrail.open(place / "vitrail-out" / "photo.decompx.skipplus.json").params == {"start_layer": None, "precision": "auto"}
+    ex = vitrail.open(place / "vitrail-out" / "photo.decompx.skipplus.json")
+    assert ex.params == {"start_layer": None, "precision": "auto"}
 
 
 # Errors are one line and leave no files behind
