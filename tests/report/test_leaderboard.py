@@ -420,6 +420,7 @@ def test_sorting_filtering_and_metrics(table: pd.DataFrame, tmp_path: Path, open
 def test_the_plot_is_read_by_pointer_and_keyboard(table: pd.DataFrame, tmp_path: Path, open_page: Open) -> None:
     (tmp_path / "board.html").write_text(page(table, PAIRS, COSTS), encoding="utf-8")
     board = open_page(tmp_path / "board.html")
+    board.locator(".vlb-point").first.wait_for()  # drawn once the page has a size
     assert board.locator(".vlb-point").count() == len(COSTS)
     assert "Not shown: 1 method without" in board.inner_text("[data-part=plot-note]")
     front = {int(number) for number in board.eval_on_selector_all(
