@@ -120,7 +120,7 @@ _uses: WeakKeyDictionary[View, Uses] = WeakKeyDictionary()
 
 def captured(view: View, images: Tensor, targets: Sequence[Target], spec: TraceSpec, make: Make) -> list[Trace] | None:
     """The traces from a graph; None where there is none."""
-    if not images.is_cuda or images.numel() > LARGEST:
+    if not images.is_cuda or images.numel() > LARGEST or spec.streamed:
         return None
     targets = [on_device(target, images.device) for target in targets]
     given = tuple(tuple(name for name, _ in _classes(target)) for target in targets)

@@ -6,6 +6,7 @@ keep are one trace. Chunk sizes, precision, out of memory and progress live here
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -35,7 +36,7 @@ from vitrail.engine.requests import (
     joined,
     size,
 )
-from vitrail.engine.trace import Trace, TraceSpec, join_traces, make_traces, read_parts
+from vitrail.engine.trace import Lazy, Trace, TraceSpec, join_traces, make_traces, read_parts
 from vitrail.errors import VitrailError
 from vitrail.models.view import View
 from vitrail.progress import counted
@@ -49,6 +50,8 @@ CPU_CHUNK, CPU_TOKENS, CPU_GRADIENTS = 64, 3200, 8
 WIDEST = 14
 # Bytes that one chunk may hold: more does not make a GPU faster.
 MOST_BYTES = 16 * 2**30
+# Bytes of attention and its gradients that a trace may store; beyond, each block is computed again when they are read.
+MOST_STORED = 4 * 2**30
 SHARED = (Traced, Logits, Tokens)  # requests that jobs may have in common
 TARGETS_AT_ONCE = 8  # whose traces share one forward pass; each holds its own gradients
 
@@ -238,6 +241,7 @@ class Scheduler:
             spec = self.plan[kind].united(spec)
         batch, view = lead.batch, lead.batch.view
         targets = dict.fromkeys([lead.target, *(request.target for request in requests if request.spec.backward)])
+        spec = replace(spec, streamed=len(targets) * stored_bytes(view, len(batch), spec) > MOST_STORED)
 
         def make(images: Tensor, part: slice) -> list[Trace]:
             rows = [target.rows(part) for target in targets]
@@ -495,8 +499,18 @@ def pieces_of(requests: Sequence[Any], start: int, stop: int) -> list[tuple[Any,
 
 def is_finite(trace: Trace) -> bool:
     """Whether no value of a trace is beyond the range of its precision."""
-    values = [t for layers in (*trace.kept.values(), trace.bias) for t in layers.values()]
+    stored = [layers for layers in trace.kept.values() if not isinstance(layers, Lazy)]  # these check themselves
+    values = [t for layers in (*stored, trace.bias) for t in layers.values()]
     return bool(torch.stack(torch._foreach_norm([trace.logits, trace.y, *values], 1)).isfinite().all())
+
+
+def stored_bytes(view: View, images: int, spec: TraceSpec) -> int:
+    """Bytes of attention and its gradients that a trace stores unless it is streamed."""
+    if not view.has_tokens:
+        return 0
+    heads = sum(view.heads[layer] for _, layer in spec.matrices(view.num_layers))
+    number = 8 if spec.precise else torch.finfo(view.precision).bits // 8
+    return images * heads * math.prod(view.grid) ** 2 * number
 
 
 def empty_cache() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from vitrail.targets import Target, at_least_single
 GRADIENTS = {"gx": "x", "gu": "u", "gmid": "mid", "G": "A", "gv": "v", "gfeatures": "features"}
 VALUES = frozenset(GRADIENTS.values()) | {"W", "attention_out", "mlp_out"}
 KEEPABLE = VALUES | frozenset(GRADIENTS) | {"bias"}
+MATRICES = frozenset({"A", "W", "G"})  # of tokens by tokens, for each head
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class TraceSpec:
     precise: bool = False  # in double precision, for sums that all but cancel; not on devices that have none
     every_layer: bool = False  # the head reads the stream after every block, and no gradient leaves its block
     reduced: bool = False  # in half precision
+    streamed: bool = False  # matrices are not stored: each block is computed again when they are read
 
     @classmethod
     def of(
@@ -62,6 +64,22 @@ class TraceSpec:
         """Specifications of one kind can be one trace."""
         return self.rule, self.output, self.precise, self.every_layer, self.reduced
 
+    def matrices(self, depth: int) -> frozenset[tuple[str, int]]:
+        """The attention of blocks and its gradients that are held at once, where they are not streamed."""
+        pairs = {(name, layer) for name, layer in self.keep if name in MATRICES and layer < depth}
+        return frozenset(("G" if name == "G" else "A", layer) for name, layer in pairs) | {
+            ("A", layer) for name, layer in pairs if name == "G"
+        }
+
+    def without_matrices(self, depth: int) -> TraceSpec:
+        """What matrices are computed from in their place: the input of a block and the gradient of its output."""
+        matrices = {(name, layer) for name, layer in self.keep if name in MATRICES and layer < depth}
+        inputs = {("x", layer) for _, layer in matrices}
+        outputs = {("gx", layer + 1) for name, layer in matrices if name == "G" and not self.every_layer}
+        # an attention pool is small, and part of the head
+        pool = {(name, depth) for name, _ in matrices}
+        return replace(self, keep=(self.keep - matrices) | inputs | outputs | pool)
+
     def united(self, other: TraceSpec) -> TraceSpec:
         """One that keeps what both keep."""
         lead = self if self.backward or not other.backward else other
@@ -74,6 +92,25 @@ class TraceSpec:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(name for name, _ in self.keep)
+
+
+@dataclass(frozen=True)
+class Lazy(Mapping[int, Tensor]):
+    """Tensors of layers that are computed when they are read."""
+
+    layers: frozenset[int]
+    compute: Callable[[int], Tensor]
+
+    def __getitem__(self, layer: int) -> Tensor:
+        if layer not in self.layers:
+            raise KeyError(layer)
+        return self.compute(layer)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.layers))
+
+    def __len__(self) -> int:
+        return len(self.layers)
 
 
 @dataclass(frozen=True)
@@ -92,13 +129,13 @@ class Trace:
     readout: Tensor  # ρ (B, n): what the head pools; empty for a hierarchical model
     num_layers: int
     num_prefix: int
-    kept: dict[str, dict[int, Tensor]]
+    kept: dict[str, Mapping[int, Tensor]]
     # (B, n) per layer: Σ ⟨b, ∂y/∂out⟩ over the biases of a block; L: of the end layers
     bias: dict[int, Tensor] = field(default_factory=dict)
     pooled_bias: Tensor | None = None  # (B,): the biases behind the pooling, which belong to no token
     parts: Callable[[], Architecture] | None = None  # reads the network that was traced
 
-    def __getitem__(self, name: str) -> dict[int, Tensor]:
+    def __getitem__(self, name: str) -> Mapping[int, Tensor]:
         if name not in self.kept:
             raise KeyError(f"{name!r} was not kept in this trace; kept: {', '.join(sorted(self.kept)) or 'nothing'}")
         return self.kept[name]
@@ -185,6 +222,13 @@ def make_traces(
     if spec.precise and images.device.type != "mps":
         parts, images = converted(parts, torch.float64), images.double()
     rule = get_rule(spec.rule) if isinstance(spec.rule, str) else spec.rule
+    if spec.streamed:
+        stored = replace(spec.without_matrices(len(parts.blocks)), streamed=False)
+        made = make_traces(view, parts, images, targets, stored)
+        return [
+            replace(trace, kept=trace.kept | _Blocks(view, parts, rule, spec, target, trace).matrices())
+            for trace, target in zip(made, targets, strict=True)
+        ]
     recorder = _Recorder(spec, len(parts.blocks), parts.embedding.prefix.shape[0], is_lowered(parts))
     with torch.set_grad_enabled(spec.backward):
         with torch.no_grad():
@@ -222,10 +266,13 @@ def _constant(view: View, logits: Tensor, target: Target) -> Tensor:
 def join_traces(traces: Sequence[Trace]) -> Trace:
     """Traces of parts of a batch as one of the whole."""
     first = traces[0]
-    kept = {
-        name: {layer: torch.cat([part.kept[name][layer] for part in traces]) for layer in layers}
-        for name, layers in first.kept.items()
-    }
+
+    def whole(name: str) -> Mapping[int, Tensor]:
+        layers = first.kept[name]
+        joined = Lazy(frozenset(layers), lambda layer: torch.cat([part.kept[name][layer] for part in traces]))
+        return joined if isinstance(layers, Lazy) else dict(joined)
+
+    kept = {name: whole(name) for name in first.kept}
     bias = {layer: torch.cat([part.bias[layer] for part in traces]) for layer in first.bias}
     logits, y, readout = (torch.cat([getattr(part, name) for part in traces]) for name in ("logits", "y", "readout"))
     shares = [part.pooled_bias for part in traces if part.pooled_bias is not None]
@@ -243,12 +290,71 @@ def _trace_features(view: View, images: Tensor, targets: Sequence[Target], spec:
         maps = {stage: view.as_map(out.detach()) for stage, out in zip(stages, features, strict=True)}
         nothing, traces = logits.new_empty(len(logits), 0), []
         for target in targets:
-            y, kept = target.score(view, logits, spec.output), {"features": maps}
+            y = target.score(view, logits, spec.output)
+            kept: dict[str, Mapping[int, Tensor]] = {"features": maps}
             if spec.backward:
                 gradients = torch.autograd.grad(y.sum(), features, retain_graph=target is not targets[-1])
                 kept["gfeatures"] = {stage: view.as_map(out) for stage, out in zip(stages, gradients, strict=True)}
             traces.append(Trace(logits.detach(), y.detach(), nothing, len(stages), 0, kept))
     return traces
+
+
+class _Blocks:
+    """The blocks of a streamed trace: one is computed again at a time, and its matrices held until another is read."""
+
+    def __init__(
+        self, view: View, parts: Architecture, rule: Plain, spec: TraceSpec, target: Target, stored: Trace
+    ) -> None:
+        self.view, self.parts, self.rule, self.spec, self.target = view, parts, rule, spec, target
+        self.stored = stored
+        self.layer: int | None = None
+        self.held: Mapping[str, Tensor] = {}
+
+    def matrices(self) -> dict[str, Mapping[int, Tensor]]:
+        """What the trace lacks, by name; an attention pool's are stored."""
+        depth = len(self.parts.blocks)
+        kept: dict[str, Mapping[int, Tensor]] = {}
+        for name in self.spec.names & MATRICES:
+            pool = {layer: tensor for layer, tensor in self.stored.kept.get(name, {}).items() if layer == depth}
+            layers = frozenset(layer for other, layer in self.spec.keep if other == name and layer < depth)
+            kept[name] = Lazy(layers | set(pool), partial(self.read, name, pool))
+        return kept
+
+    def read(self, name: str, pool: Mapping[int, Tensor], layer: int) -> Tensor:
+        if layer in pool:
+            return pool[layer]
+        if layer != self.layer:
+            self.layer, self.held = None, {}  # free before the next are made
+            held = self.compute(self.parts, layer)
+            if is_lowered(self.parts) and not all(tensor.isfinite().all() for tensor in held.values()):
+                parts = read_parts(self.view)  # beyond half precision
+                assert parts is not None
+                held = self.compute(parts, layer)
+            self.layer, self.held = layer, held
+        return self.held[name]
+
+    def compute(self, parts: Architecture, layer: int) -> dict[str, Tensor]:
+        """The matrices of a block, from its input and, for gradients, that of its output or the head behind it."""
+        keep = frozenset((name, l) for name, l in self.spec.keep if l == layer and name in MATRICES)
+        spec, depth = replace(self.spec, keep=keep), len(parts.blocks)
+        recorder = _Recorder(spec, depth, parts.embedding.prefix.shape[0], is_lowered(parts))
+        with own_modes(), torch.set_grad_enabled(spec.backward):
+            x = recorder.see("x", layer, self.stored["x"][layer])
+            out = Walk(parts, self.rule, recorder).block(x, parts.blocks[layer], layer)
+            held = {name: at_least_single(recorder.seen[name][layer].detach()) for name in spec.names - {"G"}}
+            if spec.backward:
+                scaling = Scaling()
+                if is_lowered(parts):
+                    out = scaling.enter(out)
+                above = None if spec.every_layer else self.stored["gx"][layer + 1].to(out.dtype)
+                if spec.every_layer:
+                    out = self.target.score(self.view, Walk(parts, self.rule).head(out, parts.head, depth), spec.output)
+                    above = torch.ones_like(out)
+                attention = recorder.seen["A"][layer]
+                (gradient,) = torch.autograd.grad(out, attention, above, allow_unused=True)
+                gradient = torch.zeros_like(attention) if gradient is None else gradient
+                held["G"] = scaling.leave(gradient) if is_lowered(parts) else gradient
+        return held
 
 
 class _Recorder(ReadoutRecorder):
@@ -296,13 +402,18 @@ class _Recorder(ReadoutRecorder):
         """The trace, with the gradients of the objective."""
         assert self.readout is not None
         names = self.spec.names
-        kept = {name: {l: at_least_single(t.detach()) for l, t in self.seen[name].items()} for name in names & VALUES}
+        kept: dict[str, dict[int, Tensor]] = {
+            name: {l: at_least_single(t.detach()) for l, t in self.seen[name].items()} for name in names & VALUES
+        }
         asked = [(name, l, t) for name in sorted(names & set(GRADIENTS)) for l, t in self._differentiated(name)]
         bias: dict[int, Tensor] = {}
         pooled: Tensor | None = None
         if self.spec.backward:
             sources = [t for _, _, t in asked] + [t for _, t in self.taps]
-            grads = torch.autograd.grad(objective.sum(), sources, allow_unused=True, retain_graph=keep_graph)
+            # a streamed trace stores none where the head reads every layer
+            grads = sources and torch.autograd.grad(
+                objective.sum(), sources, allow_unused=True, retain_graph=keep_graph
+            )
             gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, grads, strict=True)]
             if self.scalings:
                 places = [*((name, layer) for name, layer, _ in asked), *(("bias", layer) for layer, _ in self.taps)]
@@ -311,7 +422,7 @@ class _Recorder(ReadoutRecorder):
                 kept.setdefault(name, {})[layer] = grad
             if "bias" in names:
                 bias, pooled = self._bias_maps(gradients[len(asked) :], y)
-        return Trace(logits, y.detach(), self.readout, self.depth, self.prefix, kept, bias, pooled)
+        return Trace(logits, y.detach(), self.readout, self.depth, self.prefix, {**kept}, bias, pooled)
 
     def left(self, name: str, layer: int, gradient: Tensor) -> Tensor:
         """A gradient without the factor that it has where it comes from a block."""

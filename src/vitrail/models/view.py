@@ -187,6 +187,11 @@ class View:
     def blocks(self) -> tuple[Block, ...]:
         return self.architecture().blocks
 
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The number of attention heads of each block."""
+        raise self._without_tokens("attention heads")
+
     def architecture(self) -> Architecture:
         """The network as canonical parts."""
         raise self._without_tokens("canonical blocks")

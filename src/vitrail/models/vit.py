@@ -35,6 +35,10 @@ class ViT(View):
     def num_layers(self) -> int:
         return len(self.blocks)
 
+    @cached_property
+    def heads(self) -> tuple[int, ...]:
+        return tuple(block.attention.heads for block in self.blocks)
+
     def layers(self) -> list[list[Tensor]]:
         """The weights of each block, then those of all that follows: the live parameters, or views of them."""
         parts = self.architecture()
