@@ -301,7 +301,7 @@ class _HalvedProduct(torch.autograd.Function):
 
 
 class _FrozenAttention(torch.autograd.Function):
-    """Fused forward; the backward pass needs only Aᵀ∂y, from a map recomputed a few images at a time."""
+    """Fused forward; the backward pass needs only Aᵀ∂y, from a map recomputed a few images or queries at a time."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
@@ -312,12 +312,16 @@ class _FrozenAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None, None]:
         q, k = ctx.saved_tensors
-        bias = ctx.bias
-        step = max(1, CHUNK // (q.shape[1] * q.shape[2] * k.shape[2]))
+        bias = None if ctx.bias is None else ctx.bias.expand(*q.shape[:3], k.shape[2])
+        row = q.shape[1] * k.shape[2]
+        images, queries = max(1, CHUNK // (row * q.shape[2])), max(1, CHUNK // row)
         parts = []
-        for start in range(0, q.shape[0], step):
-            chunk = slice(start, start + step)
-            chunk_bias = bias[chunk] if bias is not None and bias.ndim == 4 and bias.shape[0] > 1 else bias
-            weights = _attention_map(q[chunk], k[chunk], ctx.scale, chunk_bias)
-            parts.append(weights.transpose(-2, -1) @ grad[chunk])
+        for first in range(0, q.shape[0], images):
+            part = slice(first, first + images)
+            received = torch.zeros_like(k[part])
+            for query in range(0, q.shape[2], queries):
+                rows = (part, slice(None), slice(query, query + queries))
+                weights = _attention_map(q[rows], k[part], ctx.scale, None if bias is None else bias[rows])
+                received += weights.transpose(-2, -1) @ grad[rows]
+            parts.append(received)
         return None, None, torch.cat(parts), None, None
