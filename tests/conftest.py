@@ -22,7 +22,7 @@ from vitrail.models.wrapping import wrap
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # they would compile everything again
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `make test &` in a script; processes that tests start inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `make test &` in a script; processes of tests inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
