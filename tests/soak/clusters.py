@@ -41,6 +41,7 @@ IMAGES = 24  # of the audit
 ROUND = 10  # kills until a folder may be finished
 NODE, WORKER = 0.1, 0.5  # the shares of the kills; the others hit the driver
 PATIENCE = 240.0  # seconds in which a driver that nobody disturbs must end
+OTHERS = (b"ray::IDLE", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")  # without the agents a machine ends
 GAVE_UP = 3  # exit code of a driver that lost too many workers: the same command goes on
 
 Measure = Callable[[Path, str | None], object]  # into a folder, on the cluster at an address or on this machine
@@ -113,6 +114,8 @@ def _compare_runs(folder: Path, alone: Path) -> int:
 
 
 def _compare_audits(folder: Path, alone: Path) -> int:
+    if not (folder / TABLES[0]).exists():  # its driver failed, which is counted
+        return 0
     (store,), (whole,) = ([Store(path) for path in place.glob("run-*")] for place in (folder, alone))
     tables = sum((folder / name).read_bytes() != (alone / name).read_bytes() for name in TABLES)
     return tables + _differing(store, whole)
@@ -189,11 +192,7 @@ def _workers(group: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             title = (path / "cmdline").read_bytes()
-            if (
-                title.startswith(b"ray::")
-                and not title.startswith(b"ray::IDLE")
-                and os.getpgid(int(path.name)) == group
-            ):
+            if title.startswith(b"ray::") and not title.startswith(OTHERS) and os.getpgid(int(path.name)) == group:
                 workers.append(int(path.name))
         except (OSError, ProcessLookupError):  # it has just ended
             continue
