@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -154,6 +155,29 @@ def test_workers_share_cpus(nodes: object, tmp_path: Path) -> None:
     assert "CPU" in Store(tmp_path).environment()["device"]
     again = cluster.run_on_cluster(plan, tmp_path, workers=1, load=load)
     assert (again.errors, again.failed_before, again.rows) == (0, outcome.errors, 0)
+
+
+@pytest.mark.full
+def test_a_run_without_room_says_what_it_waits_for(
+    nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "PATIENCE", 0.5)
+    rest = [ray.remote(num_cpus=1)(Sleeper).remote() for _ in range(int(ray.cluster_resources()["CPU"]))]
+    ray.get([sleeper.ready.remote() for sleeper in rest])
+    leaving = Thread(target=lambda: (time.sleep(2), [ray.kill(sleeper) for sleeper in rest]))
+    leaving.start()
+    with pytest.warns(UserWarning, match=r"no worker of scenes is ready .* no machine .* \(num_cpus=1\)"):
+        outcome = cluster.run_on_cluster(replace(PLAN, images=2, methods=["random"]), tmp_path / "run")
+    leaving.join()
+    assert outcome.rows
+    assert not outcome.failed
+
+
+class Sleeper:
+    """Takes a CPU."""
+
+    def ready(self) -> bool:
+        return True
 
 
 def test_what_a_worker_takes() -> None:

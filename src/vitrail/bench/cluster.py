@@ -11,6 +11,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 SHARD = 16  # images
 ATTEMPTS = 5  # per shard
 CONNECTIONS = 3  # attempts
+PATIENCE = 60.0  # seconds without a worker until the caller is told
 HEAD = "node:__internal_head__"  # a resource that Ray gives the head
 
 T = TypeVar("T")
@@ -148,6 +150,7 @@ class WorkerPool:
         self.idle: list[Any] = []
         self.busy: dict[Any, tuple[Any, range | None]] = {}  # reference → worker, its shard; None = loading
         self.losses: Counter[range | None] = Counter()
+        self.waited = False
 
     def measure(self, shards: Sequence[range]) -> Iterator[tuple[int, Buffer, Outcome]]:
         """(images done, results, outcome) of each shard, in order of completion; lost workers are replaced."""
@@ -159,7 +162,7 @@ class WorkerPool:
                     worker, shard = self.idle.pop(), waiting.pop(0)
                     name = f"{self.model}: images {shard.start}–{shard.stop - 1}"
                     self.busy[worker.measure.options(name=name).remote(list(shard))] = (worker, shard)
-                (reference,), _ = self.ray.wait(list(self.busy), num_returns=1)
+                reference = self._first_ready()
                 worker, done = self.busy.pop(reference)
                 result = self._result(reference, done)
                 if result is None:
@@ -175,6 +178,22 @@ class WorkerPool:
         finally:
             for worker in [*self.idle, *(worker for worker, _ in self.busy.values())]:
                 self.ray.kill(worker)
+
+    def _first_ready(self) -> Any:
+        """The first call to end; who waits for nothing but new workers is told once."""
+        starting = not self.idle and all(shard is None for _, shard in self.busy.values())
+        patience = PATIENCE if starting and not self.waited else None
+        ready, _ = self.ray.wait(list(self.busy), num_returns=1, timeout=patience)
+        if not ready:
+            self.waited = True
+            share = ", ".join(f"{name}={value:g}" for name, value in self.resources.items())
+            warnings.warn(
+                f"no worker of {self.model} is ready after {PATIENCE:.0f} s: its model is still being loaded, or no "
+                f"machine of the cluster has room for it ({share}); see `ray status`. Waiting.",
+                stacklevel=2,
+            )
+            ready, _ = self.ray.wait(list(self.busy), num_returns=1)
+        return ready[0]
 
     def _start_workers(self, shards: int) -> None:
         """Starts workers in place of lost ones, and on machines that have joined; no more than there are shards."""
