@@ -1,5 +1,6 @@
 """One thread per worker: the suite runs in parallel processes, its tests in any order."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -33,6 +34,21 @@ pytest_plugins = [
     "tests.app.pages",
     "tests.report.opening",
 ]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for a browser, a server or another process."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: they are not searched for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

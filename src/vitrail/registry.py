@@ -43,6 +43,7 @@ class Registry(Generic[T]):
         self.reserved, self.points = reserved, EntryPoints(group, kind)
         self._entries: dict[str, T] = {}
         self._installed: dict[str, T] = {}
+        self._imported = False
 
     def add(self, name: str, entry: T, module: str) -> None:
         """Registers an entry; a name that another module has taken is refused, that of a package left out."""
@@ -62,8 +63,10 @@ class Registry(Generic[T]):
 
     def entries(self) -> dict[str, T]:
         """The built-in entries and those registered in this process, by name."""
-        for module in self.modules:
-            import_module(module)
+        if not self._imported:  # a module that is being imported by another thread is waited for
+            for module in self.modules:
+                import_module(module)
+            self._imported = True
         return self._entries
 
     def every_entry(self) -> dict[str, T]:

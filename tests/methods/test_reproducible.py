@@ -28,6 +28,11 @@ def maps(method: str, view: View, images: Tensor) -> Tensor:
     return build_method(method, view, **quick(method, view)).attribute(images, 1)
 
 
+def ranked(values: Tensor) -> Tensor:
+    """Values that are equal up to rounding are equal: they have the same rank, whichever is larger by a last bit."""
+    return (values / values.abs().max()).double().round(decimals=5)
+
+
 @pytest.mark.parametrize("method", list_methods())
 def test_the_same_seed_gives_the_same_bits(method: str) -> None:
     images = batch("timm_vit", 2, SINGLE)
@@ -46,7 +51,7 @@ def test_ranks_do_not_depend_on_the_batch(method: str) -> None:
     for place, image in enumerate(images):
         alone = maps(method, view, image[None])[0]
         if float(alone.std()) > 1e-6 * float(alone.abs().max()):  # of a constant map rounding has the ranks
-            assert rank_correlation(together[place], alone) >= 0.999
+            assert rank_correlation(ranked(together[place]), ranked(alone)) >= 0.999
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

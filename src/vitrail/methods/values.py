@@ -17,13 +17,16 @@ class ValueMethod(TokenMethod):
     @classmethod
     def unsupported(cls, model: View) -> str | None:
         reason = super().unsupported(model)
-        if reason is None and any(block.attention.norm is not None for block in model.blocks):
+        if reason is not None:
+            return reason
+        blocks = model.blocks
+        if any(block.attention.norm is not None for block in blocks):
             return "it has a norm between attention and its projection, so no source token has a vector of its own"
-        if reason is None and any(block.attention.gate is not None for block in model.blocks):
+        if any(block.attention.gate is not None for block in blocks):
             return "it has a gate between attention and its projection, so no source token has a vector of its own"
-        if reason is None and any(block.post1 is not None for block in model.blocks):
+        if any(block.post1 is not None for block in blocks):
             return "it has a norm behind its attention, so no source token has a vector of its own"
-        return reason
+        return None
 
 
 class HeadValueMethod(ValueMethod):
