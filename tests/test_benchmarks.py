@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -52,3 +55,50 @@ def test_agreement_in_miniature(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == ["gen_att", "gradient"]
     assert all(row["changed"] == "True" and float(row["least"]) > 0.99 for row in rows)
+
+
+def test_peers_in_miniature(tmp_path: Path) -> None:
+    """captum alone: the other libraries are in no environment of ours."""
+    path = tmp_path / "peers.csv"
+    ran("peers.py", "--small", "--only", "captum", "--times", "1", "--out", str(path))
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["library"] for row in rows] == ["captum"] * 5
+    assert all(float(row["difference"]) < 1e-4 for row in rows)
+    assert all(float(row[f"{side}_seconds"]) > 0 for row in rows for side in ("theirs", "ours"))
+
+
+def test_scaling_in_miniature(tmp_path: Path) -> None:
+    table, picture = tmp_path / "scaling.csv", tmp_path / "scaling.png"
+    printed = ran(
+        "scaling.py",
+        "--small",
+        "--only",
+        "tokens,masks",
+        "--methods",
+        "gen_att,rise",
+        "--out",
+        str(table),
+        "--plot",
+        str(picture),
+    )
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    sizes = [(row["axis"], row["method"], int(row["size"])) for row in rows]
+    assert sizes == [
+        ("tokens", "gen_att", 196),
+        ("tokens", "gen_att", 400),
+        ("masks", "rise", 64),
+        ("masks", "rise", 128),
+    ]
+    assert all(float(row["seconds"]) > 0 for row in rows)
+    assert float(rows[1]["mebibytes"]) > float(rows[0]["mebibytes"]) > 0
+    assert [line.split(" | ")[2] for line in printed.splitlines()[-2:]] == ["196 … 400", "64 … 128"]
+    assert picture.stat().st_size > 10_000
+
+
+def test_a_large_image_in_miniature() -> None:
+    printed = ran("scaling.py", "--large", "--small", "--side", "512", "--methods", "gen_att,decompx.*,rollout")
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| `")]
+    assert [method for method, *_ in rows] == ["`decompx.plus`", "`decompx.skipplus`", "`gen_att`"]
+    assert all(0 < float(gibibytes) < 22 for *_, gibibytes in rows)
