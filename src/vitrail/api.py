@@ -360,9 +360,9 @@ def prediction(method: Method, batch: Batch, target: Target) -> Asking[Predictio
     """The maps, logits, classes and storage tokens, from the forward pass that the method makes anyway."""
     askers: list[Asking[Any]] = [method.explained(batch, target)]
     if batch.view.has_tokens:
-        askers.append(ask_storage(batch, target))
+        askers.append(ask_storage(batch, target, method.reduced))
     attribution, *stored = yield from concurrently(askers)
-    logits = yield Logits(batch)
+    logits = yield Logits(batch, method.reduced)
     check_finite(batch.view, logits)
     storage = stored[0] if stored else torch.zeros(len(batch), 0, dtype=torch.bool)
     return Prediction(attribution, logits, target.resolved(batch.view, logits), storage.cpu())

@@ -68,6 +68,16 @@ def passes_counted(expected: int, name: str) -> Iterator[None]:
             _passes.reset(token)
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Inside, forward passes are not counted."""
+    token = _passes.set(None)
+    try:
+        yield
+    finally:
+        _passes.reset(token)
+
+
 def passed(images: int) -> None:
     """A network has made a forward pass of so many images."""
     bar = _passes.get()

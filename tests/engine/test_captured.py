@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tests.families import FAMILIES
+from tests import families
+from tests.families import FAMILIES, WIDTH
 from tests.helpers import batch, wrapped
 from torch import Tensor, nn
 
+import vitrail
 from vitrail.engine import captured
 from vitrail.engine.captured import KEPT, State, Uses
 from vitrail.engine.trace import Trace, TraceSpec
@@ -69,6 +71,16 @@ def test_the_graph_not_used_for_longest_gives_way(made: list[Any]) -> None:
     assert len(uses.captures) == KEPT
 
 
+@pytest.mark.parametrize("kinds", [KEPT + 1, 10 * KEPT])
+def test_graphs_of_kinds_in_turn_do_not_replace_each_other(kinds: int, made: list[Any]) -> None:
+    uses, names = Uses(), [str(i) for i in range(kinds)]
+    for _ in range(6):
+        for name in names:
+            use(uses, name)
+    assert len(made) == KEPT
+    assert [use(uses, name)[0] for name in names] == [True] * KEPT + [False] * (kinds - KEPT)
+
+
 def test_what_cannot_be_captured_is_tried_once(made: list[Any]) -> None:
     def fails(images: Tensor, targets: Sequence[Target]) -> list[Trace]:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -102,20 +114,55 @@ def add_hook(module: Any) -> None:
 def test_another_network_forgets_its_graphs(change: Callable[[Any], None], view: View, made: list[Any]) -> None:
     uses = Uses()
     for expected in (False, False, True, True):
-        uses.check(State.of(view.module))
+        uses.check(State.of(view.modules))
         assert use(uses, "a") == [expected]
     change(view.module)
     for expected in (False, False, True):
-        uses.check(State.of(view.module))
+        uses.check(State.of(view.modules))
         assert use(uses, "a") == [expected]
 
 
 def test_weights_that_change_in_place_are_read_by_the_graph(view: View, made: list[Any]) -> None:
-    before = State.of(view.module)
+    before = State.of(view.modules)
     with torch.no_grad():
         for parameter in view.module.parameters():
             parameter.mul_(2)
-    assert State.of(view.module) == before
+    assert State.of(view.modules) == before
+
+
+def test_a_head_that_was_given_is_part_of_the_network() -> None:
+    head = nn.Linear(WIDTH, 3)
+    view = vitrail.wrap(families.build("timm_headless_token"), head=head, pool="token")
+    before = State.of(view.modules)
+    assert State.of(view.modules) == before
+    head.weight.data = head.weight.data.clone()
+    assert State.of(view.modules) != before
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        (torch.backends.cuda.matmul, "allow_tf32", True),
+        (torch.backends.cudnn, "allow_tf32", False),
+        (torch.backends.cudnn, "deterministic", True),
+    ],
+)
+def test_other_kernels_are_other_graphs(place: Any, name: str, value: bool) -> None:
+    settings, before = captured._settings(), getattr(place, name)
+    setattr(place, name, value)
+    try:
+        assert captured._settings() != settings
+    finally:
+        setattr(place, name, before)
+
+
+def test_deterministic_kernels_are_other_graphs() -> None:
+    before = captured._settings()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert captured._settings() != before
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_cpu_has_no_graphs(view: View, made: list[Any]) -> None:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.families import FAMILIES
 from tests.helpers import answered, batch, relative, wrapped
 from torch import Tensor
 
+from vitrail.core.operations import embed
+from vitrail.core.parts import Embedding, Norm
 from vitrail.core.precision import HALF, PEAK, Scaling, lowered
-from vitrail.core.rules import RULES
+from vitrail.core.rules import RULES, Plain
 from vitrail.engine.requests import Batch, Pictures, PixelGradients, Traced
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.models.view import View
@@ -132,6 +135,18 @@ def overflow(view: View) -> None:
     mlp.fc2.weight.mul_(2.0**-20)
     x = torch.randn(1, mlp.fc1.weight.shape[1])
     assert (x @ mlp.fc1.weight.T).abs().max() > torch.finfo(HALF).max
+
+
+def test_embedded_patches_are_normalised_in_the_precision_of_the_norm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, weight = (  # whole numbers, whose products have no error
+        torch.randint(-4, 5, shape, generator=generator).float() for shape in ((2, 3, 4, 6), (8, 3, 2, 2))
+    )
+    scale, shift = torch.randn(2, 8, generator=generator)
+    embedding = Embedding(weight.to(HALF), None, torch.zeros(1, 8), patch_norm=Norm(8, 1e-6, scale, shift))
+    patches = embed(embedding, images, Plain())[:, 1:]
+    expected = F.layer_norm(F.conv2d(images, weight, stride=2).flatten(2).mT, (8,), scale, shift, 1e-6)
+    assert relative(patches, expected) < 1e-6
 
 
 def test_queries_keys_and_values_share_the_memory_of_one_layer(view: View) -> None:

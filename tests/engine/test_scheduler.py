@@ -200,15 +200,31 @@ WHITE_BOX = ("gen_att", "raw_attention", "rollout", "decompx", "decompx.skipplus
              "partial_lrp", "alti", "full_grad_plus", "gradient.plus", "att_cat", "gen_att.rollout")  # fmt: skip
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("method", WHITE_BOX)
-def test_a_white_box_explanation_is_one_forward_pass(method: str, forwards: list[int]) -> None:
+def test_a_white_box_explanation_is_one_forward_pass(
+    method: str, half: bool, forwards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The predicted class and its probability come from it too."""
     view = vitrail.load("scenes")
+    monkeypatch.setattr(View, "gains_from_half", half)
     forwards.clear()  # loading compares the view with its module
     vitrail.explain(view, vitrail.data.open_data("scenes:1")[0].image, method)
     assert forwards == [1]
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_relevance_of_pixels_takes_one_forward_pass_more(
+    half: bool, forwards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = vitrail.load("scenes")
+    monkeypatch.setattr(View, "gains_from_half", half)
+    forwards.clear()
+    vitrail.explain(view, vitrail.data.open_data("scenes:1")[0].image, "epsilon_lrp")
+    assert forwards == [1, 1]
+
+
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(
     ("method", "masks"),
     [("tis(masks=24)", 24), ("vit_cx", None), ("rise(masks=20)", 20), ("rise(masks=20, space=tokens)", 20),
@@ -217,16 +233,33 @@ def test_a_white_box_explanation_is_one_forward_pass(method: str, forwards: list
      ("posterior(masks=24, space=tokens)", 24)],
 )  # fmt: skip
 def test_mask_methods_make_one_forward_pass_besides_their_masks(
-    method: str, masks: int | None, forwards: list[int]
+    method: str, masks: int | None, half: bool, forwards: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = vitrail.load("scenes")
+    monkeypatch.setattr(View, "gains_from_half", half)
     forwards.clear()
     name, params = split_call(method)
     ex = vitrail.explain(view, vitrail.data.open_data("scenes:1")[0].image, name, **params)
     if name == "vit_cx":
         masks = 2 * int(ex.extras["masks"])
     expected = 128 if name == "score_cam" else masks
-    assert sum(forwards) == (expected or 0) + 1
+    again = half and name == "occlusion"  # the whole image, in the precision of the masked ones
+    assert sum(forwards) == (expected or 0) + 1 + again
+
+
+def test_logits_in_full_precision_are_not_those_of_a_trace_in_half(forwards: list[int]) -> None:
+    view, images = viewed("timm_vit", torch.float32)[2], batch("timm_vit", 2, torch.float32)
+    shared, target = Batch(view, images), Target(torch.tensor([1, 0]))
+    spec = TraceSpec.of({"x", "gx"}, [0, 1], reduced=True)
+    expected = answered(Logits(Batch(view, images)))
+    forwards.clear()
+    requests = [Traced(shared, target, spec), Logits(shared, reduced=True), Logits(shared)]
+    trace, reduced, full = Scheduler().run([asking(request) for request in requests])
+    assert torch.equal(reduced, trace.logits)
+    assert torch.equal(full, expected)
+    assert 0 < relative(reduced, full) < 0.01
+    assert forwards == [2, 2]
+    assert torch.equal(answered(Logits(shared, reduced=True)), full), "the better where both are known"
 
 
 def test_methods_that_keep_different_things_share_one_trace_of_a_kind(traced: list[TraceSpec]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
 import torch
 from tests.families import FAMILIES
-from tests.helpers import batch, relative, viewed
+from tests.helpers import answered, batch, relative, viewed
 from torch import Tensor
 
 from vitrail.core.parts import Architecture
 from vitrail.engine import scheduler
+from vitrail.engine.requests import Batch, Traced
 from vitrail.engine.trace import MATRICES, Lazy, Trace, TraceSpec, join_traces, make_traces, read_parts
 from vitrail.methods.registry import build_method
 from vitrail.models.view import View
@@ -71,6 +73,23 @@ def test_methods_give_the_same_maps(name: str, method: str, monkeypatch: pytest.
     streamed = build_method(method, view).attribute(batch(name), [0, 3, 1])
     assert made == [False, True]
     assert relative(streamed, stored) < 1e-8
+
+
+@pytest.mark.parametrize("name", ["timm_vit", "timm_siglip"])
+@pytest.mark.parametrize("every_layer", [False, True])
+def test_blocks_are_computed_again_in_half_precision(
+    name: str, every_layer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, images = viewed(name, torch.float32)[2], batch(name, 3, torch.float32)
+    spec = replace(TraceSpec.of(MATRICES, range(view.num_layers), reduced=True), every_layer=every_layer)
+    full: Trace = answered(Traced(Batch(view, images), TARGET, replace(spec, reduced=False)))
+    monkeypatch.setattr(scheduler, "MOST_STORED", 0)
+    streamed: Trace = answered(Traced(Batch(view, images), TARGET, spec))
+    for kept in MATRICES:
+        assert isinstance(streamed[kept], Lazy)
+        for layer, expected in full[kept].items():
+            assert streamed[kept][layer].dtype == torch.float32
+            assert 0 < relative(streamed[kept][layer], expected) < 0.01, (kept, layer)
 
 
 def test_a_large_trace_is_streamed() -> None:

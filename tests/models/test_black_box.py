@@ -183,6 +183,13 @@ def test_what_is_no_classifier_is_refused(answer: Callable[[Tensor], Any], messa
     assert_same_state(before, state_of(module))
 
 
+def test_numbers_that_are_drawn_and_not_used_leave_no_trace() -> None:
+    module = network(lambda z: z + 0 * torch.rand(()))
+    before = state_of(module)
+    assert vitrail.wrap(module, **INPUT).num_classes == CLASSES
+    assert_same_state(before, state_of(module))
+
+
 @pytest.mark.parametrize("missing", INPUT)
 def test_a_class_of_ones_own_must_say_how_images_become_inputs(missing: str) -> None:
     with pytest.raises(VitrailError, match=r"Network is no model of timm.*img_size=, mean= and std="):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,9 @@ import vitrail
 from vitrail import VitrailError
 from vitrail.engine.trace import trace
 from vitrail.metrics.sanity import randomised
+from vitrail.models import chain, translation
 from vitrail.models.black_box import BlackBox
+from vitrail.models.translation import OpaqueError
 from vitrail.models.vit import ViT
 
 HALF = (0.5, 0.5, 0.5)
@@ -171,11 +175,20 @@ class WithDepth(nn.Module):
         return torch.cat([images, images.square().mean(1, keepdim=True)], dim=1)
 
 
+def mixing() -> nn.Conv2d:
+    """RGB → four mixtures of the colours."""
+    made = nn.Conv2d(3, 4, 1)
+    families.randomize(made, seed=3)
+    return made
+
+
 CHAINS: dict[str, tuple[list[nn.Module], int]] = {
     "normalisation": ([Normalise()], 3),
     "grey": ([Grey()], 1),
     "torchvision's": ([transforms.Grayscale(), transforms.Normalize([0.4], [0.2])], 1),
     "four channels": ([Normalise(), WithDepth()], 4),
+    "mixtures": ([mixing()], 4),
+    "per image": ([nn.InstanceNorm2d(3)], 3),
 }
 
 
@@ -207,6 +220,73 @@ def test_layers_that_change_the_size_make_a_black_box() -> None:
         assert "Its part 1 is a VisionTransformer" in view.note
     view = vitrail.wrap(nn.Sequential(transforms.Resize((32, 32)), tiny()), mean=HALF, std=HALF, img_size=32)
     assert isinstance(view, ViT), "nothing is resized"
+
+
+class Changed(nn.Module):
+    """Images changed by a function."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, images: Tensor) -> Any:
+        return self.change(images)
+
+
+MOVES: dict[str, list[nn.Module]] = {
+    "crop and resize": [transforms.CenterCrop(24), transforms.Resize((32, 32))],
+    "flip": [transforms.RandomHorizontalFlip(p=1.0)],
+    "upside down": [v2.RandomVerticalFlip(p=1.0)],
+    "turn": [Changed(lambda images: images.mT)],
+    "one patch further": [Changed(lambda images: images.roll(8, dims=-1))],
+    "mirror image on top": [Changed(lambda images: images + images.flip(-1))],
+    "nothing left": [Changed(torch.zeros_like)],
+}
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_layers_that_move_patches_make_a_black_box(kind: str) -> None:
+    module, random = nn.Sequential(*MOVES[kind], tiny()), torch.get_rng_state()
+    view = vitrail.wrap(module, **INPUT)
+    assert isinstance(view, BlackBox)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert "cannot be seen through: its first parts move the patches of images of 32×32 pixels." in view.note
+    torch.testing.assert_close(view.logits(picture()), module(picture()).detach())
+
+
+def test_first_layers_that_fail_are_one_error() -> None:
+    module = nn.Sequential(Changed(lambda images: 1 / 0), tiny())
+    with pytest.raises(VitrailError, match=r"fails on an image of 32×32 pixels \(division by zero\)"):
+        vitrail.wrap(module, **INPUT)
+    with pytest.raises(OpaqueError, match=r"its first parts fail on images of 32×32 pixels \(division by zero\)"):
+        chain.check_front(module, (32, 32), (8, 8))
+
+
+def test_first_layers_that_draw_numbers_leave_no_trace() -> None:
+    module = nn.Sequential(Changed(lambda images: images + 0 * torch.rand(())), tiny())
+    random = torch.get_rng_state()
+    assert isinstance(vitrail.wrap(module, **INPUT), ViT)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("front", [Normalise(), transforms.Resize((32, 32))])
+def test_a_chain_has_the_classes_of_its_network(front: nn.Module) -> None:
+    module = families.build("hf_vit")
+    module.config.problem_type = "multi_label_classification"
+    module.config.id2label = {i: f"kind {i}" for i in range(module.config.num_labels)}
+    options = {**INPUT, "img_size": 32 if isinstance(front, Normalise) else 64}
+    view = vitrail.wrap(nn.Sequential(front, module), **options)
+    assert isinstance(view, ViT if isinstance(front, Normalise) else BlackBox)
+    assert view.output == "sigmoid"
+    assert list(view.labels or ()) == [*module.config.id2label.values()]
+
+
+def test_a_chain_that_ends_in_a_projection_has_an_embedding() -> None:
+    tower = timm.create_model("vit_base_patch16_clip_224.openai", num_classes=512, **TINY)
+    families.randomize(tower, seed=3)
+    view = vitrail.wrap(nn.Sequential(Normalise(), tower.eval()), **INPUT)
+    assert isinstance(view, ViT)
+    assert (view.is_embedding, view.output, view.labels) == (True, "score", None)
 
 
 @pytest.mark.parametrize("name", [NAME, "resnet10t"])
@@ -272,6 +352,19 @@ def test_lora_is_seen_merged(name: str, targets: list[str], saved: list[str] | N
         torch.testing.assert_close(view.logits(images), before)
     adapted.merge_adapter()
     torch.testing.assert_close(view.logits(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_merging_copies_the_weights_of_layers_and_no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapted, copied = lora(tiny(), target_modules=["qkv"]), list[nn.Module]()
+
+    def spy(part: nn.Module) -> nn.Module:
+        copied.append(part)
+        return deepcopy(part)
+
+    monkeypatch.setattr(translation, "copy", SimpleNamespace(deepcopy=spy))
+    view = vitrail.wrap(adapted)
+    torch.testing.assert_close(view.logits(picture()), adapted(picture()).detach(), atol=1e-5, rtol=1e-5)
+    assert {type(part) for part in copied} == {nn.Linear}
 
 
 ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -357,6 +450,8 @@ def test_weights_of_eight_bits_are_seen_unpacked(way: Callable[[nn.Module], nn.M
     assert view.fingerprint() == vitrail.wrap(way(tiny())).fingerprint() != vitrail.wrap(tiny()).fingerprint()
     with pytest.raises(VitrailError, match="its weights are quantised, so that none can be drawn anew"):
         next(randomised(view, "cascading", seed=0))
+    with pytest.raises(VitrailError, match=r"read layer by layer, as blocks.0.attn.qkv.weight is quantised: give the"):
+        view.layers()
 
 
 HEADS: dict[str, Callable[[int], list[nn.Module]]] = {
@@ -391,6 +486,21 @@ def test_heads_of_several_layers(layers: str) -> None:
     assert gap.abs().max() < 1e-12
     keep = torch.arange(view.grid[0] * view.grid[1])[None].expand(len(images), -1)
     torch.testing.assert_close(view.encode(view.embed(images), keep), module(images).detach())
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.GELU(), nn.Linear(16, 4)],
+        [nn.Linear(16, 12), nn.LayerNorm(12), nn.GELU(), nn.Linear(12, 4)],
+        [nn.Linear(16, 12), nn.ReLU(), nn.GELU(), nn.Linear(12, 4)],
+    ],
+)
+def test_an_activation_in_an_odd_place_is_named(layers: list[nn.Module]) -> None:
+    module = tiny()
+    module.head = nn.Sequential(*layers).eval()
+    with pytest.raises(VitrailError, match="GELU is not supported: in a head, an activation must follow a linear"):
+        vitrail.wrap(module)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch import nn
 import vitrail
 from vitrail import VitrailError
 from vitrail.core.operations import Walk
+from vitrail.core.parts import Architecture
 from vitrail.core.precision import lowered
 from vitrail.engine.trace import trace
 from vitrail.methods.registry import build_method
@@ -303,6 +304,19 @@ def test_half_precision_weights_are_traced_in_single_precision(name: str, dtype:
             assert half[kept][layer].dtype == SINGLE
             assert relative(half[kept][layer], single[kept][layer]) < 10 * rounding
     assert relative(half.bias_from(0), single.bias_from(0)) < 10 * rounding
+
+
+def test_a_readout_reads_the_network_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    view: Any = viewed("timm_vit")[2]
+    describe, reads = view.describe, list[Architecture]()
+
+    def spy() -> Architecture:
+        reads.append(describe())
+        return reads[-1]
+
+    monkeypatch.setattr(view, "describe", spy)
+    view.readout(batch("timm_vit", 1))
+    assert len(reads) == 1
 
 
 def test_wrong_image_shapes_say_what_is_expected() -> None:

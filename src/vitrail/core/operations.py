@@ -216,7 +216,7 @@ class Walk:
         if head.pool == "pair":
             self.recorder.see("readout", layer, _first(x, 2))
             first, second = (self.linear(x[:, i], linear, layer) for i, linear in enumerate(head.linears))
-            half = first.new_tensor(0.5)
+            half = first.new_full((), 0.5)
             logits = self.rule.add(self.rule.scale(first, half), self.rule.scale(second, half))
             return logits if head.answer is None else head.answer(x, x[:, :2].mean(1), logits)[:, None]
         if head.pool == "patches":
@@ -266,7 +266,7 @@ class Walk:
                 return patches.amax(1)
             case "avgmax":
                 self.recorder.see("readout", layer, (_won(patches, start) + spread) / 2)
-                half = patches.new_tensor(0.5)
+                half = patches.new_full((), 0.5)
                 return self.rule.add(
                     self.rule.scale(patches.amax(1), half), self.rule.scale(self.rule.mean(patches), half)
                 )
@@ -302,8 +302,7 @@ class Walk:
     def norm(self, x: Tensor, norm: Norm | None, layer: int) -> Tensor:
         if norm is None:
             return x
-        x = x if norm.weight is None else x.to(norm.weight.dtype)
-        out = self.recorder.bias(self.rule.norm(x, norm), norm.bias, layer)
+        out = self.recorder.bias(self.rule.norm(_widened(x, norm), norm), norm.bias, layer)
         kind = x.device.type
         # once here, not in each of the products that follow
         return out.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else out
@@ -348,6 +347,11 @@ def fitted(x: Tensor, linear: Linear) -> Tensor:
     return x if torch.is_autocast_enabled(x.device.type) else x.to(linear.weight.dtype)
 
 
+def _widened(x: Tensor, norm: Norm) -> Tensor:
+    """In the precision of the norm, which may be higher than that of a product."""
+    return x if norm.weight is None else x.to(norm.weight.dtype)
+
+
 def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
     """(B, C, H, W) → (B, P + N, d)."""
     images = images if parts.stem is None else parts.stem.run(images)
@@ -359,7 +363,7 @@ def embed(parts: Embedding, images: Tensor, rule: Plain) -> Tensor:
     patches = Linear(parts.weight.flatten(1), parts.bias)
     x = rule.embed(fitted(pixels.flatten(3).flatten(1, 2), patches), patches)
     if parts.patch_norm is not None:
-        x = rule.norm(x, parts.patch_norm)
+        x = rule.norm(_widened(x, parts.patch_norm), parts.patch_norm)
     x = torch.cat([parts.prefix.expand(x.shape[0], -1, -1), x], dim=1)
     if parts.positions is not None:
         x = rule.add(x, parts.positions)

@@ -165,7 +165,7 @@ def _share(x: Tensor, factor: float) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Half precision to fp32: statistics and gates are never computed in less."""
+    """Half precision to fp32, for statistics and gates."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -269,7 +269,8 @@ class _FrozenActivation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (z,) = ctx.saved_tensors
-        if ctx.kind == "gelu":  # ½ erfc(−z/√2) ∂y, each step one kernel that reads and writes its own precision
+        # ½ erfc(−z/√2) ∂y, each step one kernel that reads and writes its own precision; −z/√2 is rounded to that of z
+        if ctx.kind == "gelu":
             double = torch.mul(z, -math.sqrt(0.5), out=torch.empty_like(z, dtype=_wide(z[:0]).dtype)).erfc_()
             zero = grad.new_zeros(())
             return torch.addcmul(zero, grad, double, value=0.5, out=torch.empty_like(grad)), None

@@ -1,10 +1,12 @@
-"""A step repeated until it converges, on CUDA as a captured graph: small kernels are bound by launch overhead."""
+"""Work of a CUDA device as a graph: to launch small kernels one by one takes longer than to run them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from threading import Lock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from threading import Lock, RLock
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,13 +14,59 @@ from torch import Tensor
 # (*state, *constants) → (*state, whether to go on); shapes stay the same.
 Step = Callable[..., tuple[Tensor, ...]]
 Like = tuple[torch.Size, torch.dtype, torch.device]
+T = TypeVar("T")
 
 # Elements that go into a captured step. Larger steps are not bound by launch overhead, and a graph holds memory.
 SMALL = 2**22
+# Held while a graph is captured, and by what waits for the whole device, as the beginning of a capture does: that would
+# break the capture of another thread.
+CAPTURING = RLock()
+
+
+class Graph(Generic[T]):
+    """What a device does with static tensors, captured once, to be done again with other values.
+
+    Graphs of a device are captured on one stream and thus share a workspace of cuBLAS, so one of them runs at a time.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], work: Callable[[], T]) -> None:
+        self.inputs, self.device = inputs, inputs[0].device
+        with CAPTURING, torch.cuda.device(self.device):
+            self.running, stream = _shared(self.device)
+            self.kernels = torch.cuda.CUDAGraph()
+            torch.cuda.current_blas_handle()  # of this thread: it cannot be made during a capture
+            with torch.cuda.graph(self.kernels, stream=stream, capture_error_mode="thread_local"):
+                self.result = work()
+
+    @contextmanager
+    def filled(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, the inputs have these values; the result must be copied before the end."""
+        with self.running, torch.cuda.device(self.device):
+            try:
+                for static, value in zip(self.inputs, values, strict=True):
+                    static.copy_(value)
+                yield
+            finally:
+                synchronize(self.device)  # the next thread overwrites them from a stream of its own
+
+    def replay(self) -> None:
+        self.kernels.replay()
+
+
+@cache
+def _shared(device: torch.device) -> tuple[Lock, torch.cuda.Stream]:
+    """What the graphs of a device have in common: the lock of whichever runs, and the stream to capture on."""
+    return Lock(), torch.cuda.Stream(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for what this thread has queued; to wait for the whole device would break a capture of another thread."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def repeated(step: Step, state: Sequence[Tensor], constants: Sequence[Tensor], most: int) -> Sequence[Tensor]:
-    """The state after the last step: after ``most`` of them, or when one says that nothing is left to do."""
+    """A step until it converges: the state after ``most`` of them, or when one says that nothing is left to do."""
     if state[0].is_cuda and sum(tensor.numel() for tensor in (*state, *constants)) <= SMALL:
         return _captured(step, _like(state), _like(constants)).run(state, constants, most)
     for _ in range(most):
@@ -29,25 +77,25 @@ def repeated(step: Step, state: Sequence[Tensor], constants: Sequence[Tensor], m
 
 
 class Captured:
-    """A step as a CUDA graph over static tensors."""
+    """A step as a graph that changes its state in place."""
 
     def __init__(self, step: Step, state: Sequence[Tensor], constants: Sequence[Tensor]) -> None:
-        self.lock, self.graph = Lock(), torch.cuda.CUDAGraph()
-        self.state, self.constants = state, constants
+        self.state = state
         step(*state, *constants)  # warm-up: what is allocated at the first use must not be captured
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            *changed, self.more = step(*state, *constants)
+
+        def work() -> Tensor:
+            *changed, more = step(*state, *constants)
             for static, new in zip(state, changed, strict=True):
                 static.copy_(new)
+            return more
+
+        self.graph = Graph((*state, *constants), work)
 
     def run(self, state: Sequence[Tensor], constants: Sequence[Tensor], most: int) -> Sequence[Tensor]:
-        with self.lock, torch.cuda.device(self.more.device):
-            for static, value in zip((*self.state, *self.constants), (*state, *constants), strict=True):
-                static.copy_(value)
+        with self.graph.filled((*state, *constants)):
             for _ in range(most):
                 self.graph.replay()
-                if not self.more:
+                if not self.graph.result:
                     break
             return [static.clone() for static in self.state]
 

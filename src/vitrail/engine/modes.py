@@ -28,21 +28,28 @@ class _SinglePrecisionSums:
     """While any thread is inside, CUDA adds up products of half precision in single precision."""
 
     def __init__(self) -> None:
-        self.lock, self.inside, self.before = Lock(), 0, True
+        self.lock, self.inside = Lock(), 0
+        self.reduction, self.accumulation = (True, True), False  # as the process has set them
 
     def __enter__(self) -> None:
+        products = torch.backends.cuda.matmul
         with self.lock:
-            products = torch.backends.cuda.matmul
             if not self.inside:
-                self.before = products.allow_fp16_reduced_precision_reduction
-                products.allow_fp16_reduced_precision_reduction = False
+                self.reduction = (
+                    products.allow_fp16_reduced_precision_reduction,
+                    products.allow_fp16_reduced_precision_reduction_split_k,
+                )
+                self.accumulation = products.allow_fp16_accumulation
+                products.allow_fp16_reduced_precision_reduction = products.allow_fp16_accumulation = False
             self.inside += 1
 
     def __exit__(self, *_: object) -> None:
+        products = torch.backends.cuda.matmul
         with self.lock:
             self.inside -= 1
             if not self.inside:
-                torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = self.before
+                products.allow_fp16_reduced_precision_reduction = self.reduction
+                products.allow_fp16_accumulation = self.accumulation
 
 
 _sums = _SinglePrecisionSums()

@@ -28,7 +28,8 @@ class Batch:
 
     view: View
     images: Tensor
-    logits: Tensor | None = None  # as soon as any request has made the forward pass
+    logits: Tensor | None = None  # as soon as any request has made the forward pass in full precision
+    reduced_logits: Tensor | None = None  # likewise in half precision
 
     def __len__(self) -> int:
         return len(self.images)
@@ -41,9 +42,16 @@ class Request:
 
 @dataclass(eq=False)
 class Logits(Request):
-    """The logits (B, C) of a batch: from a trace of it, if there is one."""
+    """The logits (B, C) of a batch: from a trace of it, if there is one, of half precision only if ``reduced``."""
 
     batch: Batch
+    reduced: bool = False
+
+    @property
+    def known(self) -> Tensor | None:
+        """The answer, where a forward pass has given it."""
+        full = self.batch.logits
+        return self.batch.reduced_logits if full is None and self.reduced else full
 
 
 @dataclass(eq=False)
@@ -170,11 +178,14 @@ def concurrently(askers: Sequence[Asking[T]]) -> Asking[list[T]]:
     return [results[i] for i in range(len(askers))]
 
 
-def resolved(batch: Batch, target: Target) -> Asking[Target]:
-    """The target with the predicted classes filled in: free where a trace of the batch was made before."""
+def resolved(batch: Batch, target: Target, reduced: bool = False) -> Asking[Target]:
+    """The target with the predicted classes filled in: free where a trace of the batch was made before.
+
+    ``reduced``: these may be those of half precision.
+    """
     if target.index is not None:
         return target
-    logits = yield Logits(batch)
+    logits = yield Logits(batch, reduced)
     check_finite(batch.view, logits)
     return target.resolved(batch.view, logits)
 

@@ -22,6 +22,7 @@ from vitrail.core.parts import Architecture, converted
 from vitrail.core.precision import HALF, Scaling, lowered
 from vitrail.core.rules import get_rule
 from vitrail.engine.captured import captured, forget
+from vitrail.engine.cuda_graph import CAPTURING, synchronize
 from vitrail.engine.modes import out_of_memory, own_modes, too_large
 from vitrail.engine.requests import (
     Asking,
@@ -180,10 +181,10 @@ class Scheduler:
         requests: list[Waiting] = [(job, place, request) for job in jobs for place, request in job.open]
         self._parts = {}  # weights may have changed since the last answer
         traced = [item for item in requests if isinstance(item[2], Traced)]
-        known = [item for item in requests if isinstance(item[2], Logits) and item[2].batch.logits is not None]
+        known = [item for item in requests if isinstance(item[2], Logits) and item[2].known is not None]
         if known:
             for job, place, request in known:
-                job._answers[place] = request.batch.logits
+                job._answers[place] = request.known
         elif traced:
             self._try(self._trace, self._together(traced), isolated)
         elif logits := [item for item in requests if isinstance(item[2], Logits)]:
@@ -253,7 +254,11 @@ class Scheduler:
 
         traces = dict(zip(targets, halved(view, batch.images, make, join_each), strict=True))
         first = traces[lead.target]
-        batch.logits = first.logits.to(batch.images.dtype) if batch.logits is None else batch.logits
+        logits = first.logits.to(batch.images.dtype)
+        if spec.reduced:
+            batch.reduced_logits = logits if batch.reduced_logits is None else batch.reduced_logits
+        else:
+            batch.logits = logits if batch.logits is None else batch.logits
         synchronize(batch.images.device)
         seconds = time.perf_counter() - begin
         for job, place, request in items:
@@ -514,14 +519,10 @@ def stored_bytes(view: View, images: int, spec: TraceSpec) -> int:
 
 
 def empty_cache() -> None:
-    forget()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    with CAPTURING:
+        forget()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def free_memory(device: torch.device) -> int:

@@ -140,6 +140,10 @@ class Aggregated(TraceMethod):
         values = self.base.params
         return {name: self.start_layer if name == "start_layer" else values[name] for name in self.info.params}
 
+    @property
+    def reduced(self) -> bool:
+        return self.base.reduced
+
     def layers(self) -> range:
         depth = self.model.num_layers
         start = self.aggregation.first_layer(depth) if self.start_layer is None else self.start_layer

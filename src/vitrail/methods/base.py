@@ -136,7 +136,7 @@ class Method(Named):
 
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
         """Explains a batch; yields what it needs of the network. By default ``run`` is called."""
-        target = yield from resolved(batch, target)
+        target = yield from resolved(batch, target, self.reduced)
         yield []  # others may take what they share first
         target = on_device(target, batch.images.device)
         assert target.index is not None

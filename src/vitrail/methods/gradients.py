@@ -180,7 +180,7 @@ class PixelGradient(Method):
             raise VitrailError(f'rule="{self.rule}" needs tokens and blocks, which {self.model.name} does not have.')
 
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
-        logits = yield Logits(batch)
+        logits = yield Logits(batch, self.reduced)
         check_finite(self.model, logits)
         target = target.resolved(self.model, logits)
         scores = target.score(self.model, logits, self.output)

@@ -62,7 +62,7 @@ class Integrated(LayerMap):
 
     def integrated_gradient(self, batch: Batch, target: Target) -> Asking[Tensor]:
         """W (B, n, n), of an attention pool (B, 1, keys): mean_h of the positive part of the step-averaged gradient."""
-        target = yield from resolved(batch, target)
+        target = yield from resolved(batch, target, self.reduced)
         spec = TraceSpec.of({"G"}, self.layers(), output=self.output, reduced=self.reduced)
         total: Tensor | float = 0.0
         for step in shown(range(self.steps), self.info.name):

@@ -95,7 +95,7 @@ class MaskMethod(Method):
 
     def subjects(self, batch: Batch, target: Target, trace: Trace | None) -> Asking[list[Subject]]:
         """The images of a batch one by one, each with its own class."""
-        logits = yield Logits(batch)
+        logits = yield Logits(batch, self.reduced)
         check_finite(self.model, logits)
         target = target.resolved(self.model, logits)
         return [

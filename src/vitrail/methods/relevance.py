@@ -207,7 +207,8 @@ class PixelRelevance(TokenMethod):
         return gradient.sum(0)
 
     def ask(self, batch: Batch, target: Target) -> Asking[Attribution]:
-        target, rule, output = (yield from resolved(batch, target)), self.pixel_rule(), getattr(self, "output", "logit")
+        target = yield from resolved(batch, target, self.reduced)
+        rule, output = self.pixel_rule(), getattr(self, "output", "logit")
         gradients = yield [
             PixelGradients(
                 view=self.model,

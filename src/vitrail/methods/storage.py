@@ -14,9 +14,12 @@ SIMILARITY = 0.5  # largest cosine with the patch's own embedding
 MOST = 0.1  # share of the patches: if more stand out, none is an exception
 
 
-def ask_storage(batch: Batch, target: Target) -> Asking[Tensor]:
-    """(B, N) bool: which patches are storage tokens; the trace without gradients joins that of a method."""
-    depth, reduced = batch.view.num_layers, batch.view.gains_from_half
+def ask_storage(batch: Batch, target: Target, reduced: bool = False) -> Asking[Tensor]:
+    """(B, N) bool: which patches are storage tokens; the trace without gradients joins that of a method.
+
+    ``reduced``: it may be in half precision.
+    """
+    depth = batch.view.num_layers
     (trace,) = yield [Traced(batch, target, TraceSpec.of({"x"}, [0, *range(depth // 2, depth)], reduced=reduced))]
     return storage_tokens(trace)
 

@@ -119,7 +119,9 @@ def _gemma_patches(encoder: Any, size: tuple[int, int]) -> tuple[parts.Linear, T
     grid = (size[0] // source.patch_size[0], size[1] // source.patch_size[1])
     coordinates, _ = source._default_patch_coord(1, *grid, weight.device)
     places = coordinates.flip(-1)
-    table = source._position_embeddings(places, None)[0]
+    # timm multiplies these tables by one-hot vectors of the places: the same numbers, in seconds for a large grid
+    columns, rows = source.position_embedding_table.detach()
+    table = columns[places[0, :, 0]] + rows[places[0, :, 1]]
     cos, sin = encoder.rotary_emb(weight, places)
     return parts.Linear(weight, -projection.weight.sum(1)), table, parts.Rope(sin[0], cos[0], half=True, sections=2)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.core import parts
 from vitrail.errors import VitrailError
+from vitrail.models.clone import evaluation_clone
 
 SUPPORTED = (
     "timm ViT (also hybrids and relative positions), DeiT, DeiT-3, DINOv2, DINOv3, CLIP, SigLIP, EVA, EVA-02, BEiT, "
@@ -159,7 +160,8 @@ def _merged(module: Any) -> Any:
     if module.disable_adapters or set(module.active_adapters) <= set(module.merged_adapters):
         return module.get_base_layer()
     try:
-        copied = copy.deepcopy(module)
+        copied = evaluation_clone(module)
+        copied.base_layer = copy.deepcopy(module.base_layer)  # all that merging changes
         copied.merge()
     except Exception as error:
         raise refuse(module, f"its adapter cannot be merged ({error})") from error
@@ -212,7 +214,9 @@ def classifier(module: nn.Module, norm: parts.Norm | None, pool: parts.PoolKind,
         name = type(layer).__name__
         if name in ("Softmax", "LogSoftmax", "Sigmoid"):
             raise refuse(layer, "the logits are explained: give the head without it")
-        if name in ACTIVATIONS and before is None and dense and dense[-1].activation is None:
+        if name in ACTIVATIONS:
+            if before is not None or not dense or dense[-1].activation is not None:
+                raise refuse(layer, "in a head, an activation must follow a linear layer directly")
             dense[-1] = replace(dense[-1], activation=activation(layer))
         elif _is_norm(layer) and before is None:
             before = needed_norm(layer)

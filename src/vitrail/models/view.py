@@ -181,7 +181,7 @@ class View:
     @property
     def width(self) -> int:
         """Channels of the residual stream; for a model without tokens roughly those of the last stage of a Swin."""
-        return self.architecture().embedding.weight.shape[0] if self.has_tokens else 1024
+        return 1024
 
     @property
     def blocks(self) -> tuple[Block, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from vitrail.core.operations import ReadoutRecorder, Walk
 from vitrail.core.parts import Architecture, tensors_of
 from vitrail.errors import VitrailError
+from vitrail.models.translation import is_packed
 from vitrail.models.view import View
 from vitrail.progress import passed
 
@@ -41,6 +42,12 @@ class ViT(View):
 
     def layers(self) -> list[list[Tensor]]:
         """The weights of each block, then those of all that follows: the live parameters, or views of them."""
+        quantised = next((name for name, tensor in self.module.named_parameters() if is_packed(tensor)), None)
+        if quantised is not None:
+            raise VitrailError(
+                f"the weights of {self.name} cannot be read layer by layer, as {quantised} is quantised: give the "
+                "model before that conversion."
+            )
         parts = self.architecture()
         # what a part holds may be a copy (fused biases, tables of positions): a block's own parameters are not
         known = [block.mlp.fc2.weight.untyped_storage().data_ptr() for block in parts.blocks]
@@ -60,6 +67,10 @@ class ViT(View):
         if not blocks:
             raise VitrailError(f"the blocks of {self.name} are no modules of their own.")
         return [*blocks, list(tensors_of(parts.head))]
+
+    @cached_property
+    def width(self) -> int:
+        return self.architecture().embedding.weight.shape[0]
 
     @property
     def num_outputs(self) -> int:
@@ -83,6 +94,10 @@ class ViT(View):
         except (VitrailError, RuntimeError):  # a function of the patches
             return True
         return not bool(answer.isfinite().all())
+
+    @cached_property
+    def pools_by_attention(self) -> bool:
+        return self.architecture().head.pool == "attention"
 
     @cached_property
     def patch_size(self) -> tuple[int, int]:
@@ -123,7 +138,8 @@ class ViT(View):
         parts = self.architecture()
         recorder = ReadoutRecorder(len(parts.blocks))
         with torch.no_grad():
-            Walk(parts, recorder=recorder).encode(self.embed(images))
+            walk = Walk(parts, recorder=recorder)
+            walk.encode(walk.embed(self.check_images(images)))
         assert recorder.readout is not None
         return recorder.readout
 

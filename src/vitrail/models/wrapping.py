@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ LIBRARIES = (
     (torchvision, torchvision.is_torchvision),
     (huggingface, huggingface.is_huggingface),
 )
+T = TypeVar("T")
 POOLS = ("token", "avg", "map", "pooler", "patches")
 HALF = (0.5, 0.5, 0.5)
 # Colour statistics of the published Hugging Face checkpoints, for modules without a processor.
@@ -246,7 +247,7 @@ def _embedding_head(module: Any, pool: str | None) -> tuple[nn.Module | None, st
     """The head and the pooling of a module that came without one, and whether its outputs are an embedding."""
     own_pool = _own_pool(module)
     if own_pool is None:
-        return None, pool, timm.is_projecting(module)
+        return None, pool, timm.is_projecting(chain.network_of(module))
     if pool == "patches":
         raise VitrailError('pool="patches" is for a head that reads every patch: give head= too.')
     return _identity(module), pool or own_pool, True
@@ -283,7 +284,8 @@ def _seen_through(
     adapter = _adapter(module)
     preprocessing = _preprocess(module, adapter.native_size(module), img_size, processor)
     if adapter is chain:
-        chain.check_front(module, preprocessing.size)
+        patch = _described(module, partial(chain.patch_size, module))
+        chain.check_front(module, preprocessing.size, patch)
     _check_size(module, adapter, preprocessing.size, img_size)
     describe = partial(adapter.describe, module, preprocessing.size, head, pool)
     architecture = _described(module, describe)  # refuse now, not at the first call
@@ -385,7 +387,8 @@ def _check_kind(module: nn.Module, head: nn.Module) -> None:
         )
 
 
-def _described(module: nn.Module, describe: Callable[[], Architecture]) -> Architecture:
+def _described(module: nn.Module, describe: Callable[[], T]) -> T:
+    """What is read of the parts of a module; an error where they are not those of its library."""
     try:
         return describe()
     except (AttributeError, TypeError, ValueError, LookupError, RuntimeError) as error:  # a part is something else
@@ -565,16 +568,16 @@ def _whole_patches(preprocessing: Preprocess, patch: Sequence[int]) -> Preproces
 
 
 def _labels(view: View, labels: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
-    count = view.num_classes
+    count, outputs = view.num_classes, view.num_outputs
     if isinstance(view, Detector):
         return (*_names_of_objects(view, labels), detection.NO_OBJECT)
     if labels is not None:
         return read_labels(labels, count)
-    module: Any = view.module
-    if huggingface.is_huggingface(module):
-        names = _names_of_config(module) or {}
-        return None if len(names) != view.num_outputs or count != len(names) else read_labels(names, count)
-    return imagenet_labels(module, view.num_outputs)
+    network = chain.network_of(view.module)
+    if huggingface.is_huggingface(network):
+        names = _names_of_config(network) or {}
+        return None if len(names) != outputs or count != len(names) else read_labels(names, count)
+    return imagenet_labels(network, outputs)
 
 
 def _names_of_objects(view: Detector, labels: Any) -> Sequence[str]:
@@ -586,7 +589,7 @@ def _names_of_objects(view: Detector, labels: Any) -> Sequence[str]:
 
 
 def _output(view: View) -> Output:
-    module: Any = view.module
+    module: Any = chain.network_of(view.module)
     if view.num_outputs == 1 or (isinstance(module, zero_shot.ZeroShot) and module.bias is not None):
         return "sigmoid"
     if huggingface.is_huggingface(module):
