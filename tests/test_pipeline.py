@@ -97,9 +97,9 @@ def test_never_more_tasks_than_allowed_have_begun_and_wait(most: int) -> None:
             yield partial(int, number)
 
     kept = []
-    for given, task in enumerate(ahead(tasks(), most)):
-        kept.append(drawn - given)
-        assert task.result() == given
+    for ended, task in enumerate(ahead(tasks(), most)):
+        kept.append(drawn - ended)
+        assert task.result() == ended
     assert max(kept) == most
     assert kept[0] == most, "as many as allowed are kept going"
 
@@ -214,11 +214,11 @@ def test_explanations_of_a_list_equal_those_of_its_batches(view: View, tmp_path:
 def test_a_broken_file_is_reported_after_the_batches_before_it(view: View, tmp_path: Path, forwards: list[int]) -> None:
     paths = photographs(tmp_path, 8)
     paths[5].write_bytes(b"no image")
-    given: list[str | None] = []
+    explained: list[str | None] = []
     explanations = explain_each(build_method("gradient", view), paths, None, None, batch_size=2)
     with pytest.raises(VitrailError, match=r"05\.png' is not an image") as caught:
-        given.extend(explanation.image_path for explanation in explanations)
-    assert given == [str(path) for path in paths[:4]]
+        explained.extend(explanation.image_path for explanation in explanations)
+    assert explained == [str(path) for path in paths[:4]]
     assert not ours(), caught
     assert sum(forwards) == 4, "what comes after is not computed"
 
@@ -316,6 +316,71 @@ def test_a_data_set_that_says_nothing_of_threads_is_read_in_that_of_the_caller(v
     assert rows["image"].tolist() == expected["image"].tolist() == [data.ids[i] for i in kept]
     with pytest.raises(VitrailError, match="the fourth is lost"):
         vitrail.evaluate(view, data, "gradient", "insertion(steps=2)", batch_size=2, strict=True)
+
+
+class Watched:
+    """An opened file that tells whether it is decoded in two threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.image, self.read, self.overlap, self.busy = Image.open(path), threading.Event(), False, threading.Lock()
+        self.load = self.image.load
+        self.image.load = self.loaded
+
+    def loaded(self) -> Any:
+        if not self.busy.acquire(blocking=False):
+            self.overlap = True
+            return self.load()
+        try:
+            assert self.read.wait(TIMEOUT), "another example holds the same image"
+            return self.load()
+        finally:
+            self.busy.release()
+
+
+class Shared(DataSet):
+    """Two examples of one opened file."""
+
+    ids = property(lambda self: ["left", "right"])
+
+    def __init__(self, path: Path, concurrent: bool) -> None:
+        self.concurrent, self.watched = concurrent, Watched(path)
+        if not concurrent:
+            self.watched.read.set()  # the caller decodes the one before it reads the other
+
+    def load(self, position: int) -> Example:
+        if position == 1:
+            self.watched.read.set()
+        return Example(self.ids[position], self.watched.image, position)
+
+
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_one_opened_file_in_two_examples_is_decoded_once_and_whole(
+    concurrent: bool, view: View, tmp_path: Path
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    path = tmp_path / "large.jpg"
+    Image.fromarray(noise).resize((1800, 1200)).save(path)  # takes a while to decode
+    alone = InMemory([Example(name, read_image(path), label) for label, name in enumerate(["left", "right"])])
+    asked = ("gradient", "insertion(steps=2)")
+    expected = vitrail.evaluate(view, alone, *asked, target="label")["value"]
+    data = Shared(path, concurrent)
+    assert vitrail.evaluate(view, data, *asked, target="label")["value"].tolist() == expected.tolist()
+    assert not data.watched.overlap
+    data = Shared(path, concurrent)
+    plan = Plan([ModelSpec("scenes")], "scenes:2", ["gradient"], ["insertion(steps=2)"], target="label", batch_size=2)
+    run = ModelRun(plan, "scenes", view, data)
+    run.measure(None, {})
+    assert [row["value"] for row in run.buffer.rows] == expected.tolist()
+    assert not data.watched.overlap
+
+
+def test_an_opened_file_that_is_truncated_is_left_out(view: View, tmp_path: Path) -> None:
+    paths = photographs(tmp_path, 2)
+    paths[0].write_bytes(paths[0].read_bytes()[:-200])
+    data = InMemory([Example(paths[0].name, Image.open(paths[0])), Example(paths[1].name, read_image(paths[1]))])
+    with pytest.warns(UserWarning, match=r"1 of 2 images were left out; the first: .* truncated or corrupt"):
+        rows = vitrail.evaluate(view, data, "gradient", "sparseness")
+    assert rows["image"].tolist() == [paths[1].name]
 
 
 def test_a_run_reads_ahead_and_stores_the_same_rows(view: View, tmp_path: Path) -> None:

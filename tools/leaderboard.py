@@ -9,19 +9,15 @@ measured, without the methods that have fewer than `--least` of the images of th
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from vitrail.bench.plan import Plan
 from vitrail.bench.store import Store, schema
 from vitrail.bench.suite import open_suite
-from vitrail.calls import join_call
 from vitrail.report.leaderboard import KEY, merge_tables, shipped_table, summarise_pair, write_table
 
 TABLE = Path(__file__).parents[1] / "src" / "vitrail" / "report" / "leaderboard.csv.gz"
@@ -34,11 +30,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the merged table")
     parser.add_argument("--least", type=float, default=0.75, help="share of the images that a method needs (0.75)")
     options = parser.parse_args()
-    measured = [
-        summarised(pair.name, stores, options.least)
-        for pair in open_suite("leaderboard").pairs
-        if (stores := [store for run in options.runs if (store := Store(run / pair.name)).has_rows])
-    ]
+    measured = []
+    for pair in open_suite("leaderboard").pairs:
+        stores = [Store(run / pair.name) for run in options.runs]
+        rows_of_runs = {store: measured_rows(store) for store in stores if store.has_rows}
+        if any(map(len, rows_of_runs.values())):
+            measured.append(summarised(pair.name, rows_of_runs, options.least))
     if not measured:
         sys.exit("the runs hold no rows of any pair of the leaderboard")
     shipped, rows = shipped_table(), pd.concat(measured)
@@ -51,16 +48,22 @@ def main() -> None:
         write_table(merge_tables(shipped, rows[~fewer]), TABLE)
 
 
-def summarised(pair: str, stores: Sequence[Store], least: float) -> pd.DataFrame:
+def measured_rows(store: Store) -> pd.DataFrame:
+    """The rows that have a value, or to which their metric does not apply: not those of what failed."""
+    rows = store.rows()
+    return rows[rows["error"].isna()]
+
+
+def summarised(pair: str, rows_of_runs: Mapping[Store, pd.DataFrame], least: float) -> pd.DataFrame:
     """The lines of the table for one pair, from the rows of all its runs together."""
     with tempfile.TemporaryDirectory() as folder:
         whole = Store(Path(folder) / pair)
-        rows = pd.concat([store.rows() for store in stores]).drop_duplicates("key", keep="last")
+        rows = pd.concat(rows_of_runs.values()).drop_duplicates("key", keep="last")
         parts = list(comparable(pair, rows, least))
-        whole.begin(covering(stores[0].plan(), rows), {})
+        whole.begin(next(iter(rows_of_runs)).plan(), {})
         known = pd.concat(parts)[schema().names].astype(object)
         whole.add_rows(known.where(known.notna(), None).to_dict("records"))
-        return summarise_pair(whole, pair)
+        return summarise_pair(whole, pair, covering=True)
 
 
 def comparable(pair: str, rows: pd.DataFrame, least: float) -> Iterator[pd.DataFrame]:
@@ -70,19 +73,11 @@ def comparable(pair: str, rows: pd.DataFrame, least: float) -> Iterator[pd.DataF
         few = counts[counts < least * counts.max()].sort_values()
         kept = of_metric[~of_metric.set_index(METHOD).index.isin(few.index)]
         methods = counts.size - few.size
-        common = kept.groupby("image")["key"].nunique() == methods
+        # Versions of a method have rows of their own, with other keys.
+        common = kept.drop_duplicates(["image", *METHOD]).groupby("image").size() == methods
         left_out = f"; left out: {few.size} with at most {few.iloc[-1]}" if few.size else ""
         print(f"{pair} {metric}: {methods} methods, {common.sum()} images{left_out}")
         yield kept[kept["image"].isin(common[common].index)]
-
-
-def covering(plan: Plan, rows: pd.DataFrame) -> Plan:
-    """The plan with the methods and metrics of the rows: a folder keeps only the plan of its last run."""
-    calls = {
-        join_call(method, json.loads(params)): None
-        for method, params in rows[METHOD].drop_duplicates().itertuples(index=False)
-    }
-    return replace(plan, methods=[*calls], metrics=[*dict.fromkeys(rows["metric"])])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch import Tensor
 from vitrail.calls import split_call, split_list
 from vitrail.data.annotations import annotated, own_class
 from vitrail.data.base import DataSet, Example
+from vitrail.data.images import decode
 from vitrail.data.names import open_data
 from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite
@@ -333,7 +334,7 @@ class Sight:
     probability: float  # of the target
     predicted_probability: float
     known: dict[str, Any] = field(default_factory=dict)
-    answers: dict[Hashable, Tensor] = field(default_factory=dict)  # of the metrics, to what does not depend on maps
+    answers: dict[Hashable, Any] = field(default_factory=dict)  # of the metrics, to what does not depend on maps
 
 
 def _logits(batch: Batch) -> Asking[Tensor]:
@@ -378,16 +379,21 @@ def read_ahead(
     ``concurrent``: they are loaded in threads, too, which not every data set allows.
     """
 
-    def read(position: int) -> T:
-        return finish(load(position))
+    def read(position: int) -> Example:
+        example = load(position)
+        decode(example.image)  # which several examples may share
+        return example
+
+    def read_and_finish(position: int) -> T:
+        return finish(read(position))
 
     def tasks() -> Iterator[Callable[[], T]]:
         for position in positions:
             if concurrent:
-                yield partial(read, position)
+                yield partial(read_and_finish, position)
                 continue
             try:
-                example = load(position)
+                example = read(position)
             except Exception as error:
                 yield partial(failed, error)
             else:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -161,10 +162,17 @@ def test_workers_share_cpus(nodes: object, tmp_path: Path) -> None:
 def test_a_run_without_room_says_what_it_waits_for(
     nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told, warn = Event(), warnings.warn
+
+    def warned(*arguments: Any, **options: Any) -> None:
+        told.set()
+        warn(*arguments, **options)
+
+    monkeypatch.setattr("vitrail.bench.cluster.warnings.warn", warned)
     monkeypatch.setattr(cluster, "PATIENCE", 0.5)
     rest = [ray.remote(num_cpus=1)(Sleeper).remote() for _ in range(int(ray.cluster_resources()["CPU"]))]
     ray.get([sleeper.ready.remote() for sleeper in rest])
-    leaving = Thread(target=lambda: (time.sleep(2), [ray.kill(sleeper) for sleeper in rest]))
+    leaving = Thread(target=lambda: (told.wait(60), [ray.kill(sleeper) for sleeper in rest]))
     leaving.start()
     with pytest.warns(UserWarning, match=r"no worker of scenes is ready .* no machine .* \(num_cpus=1\)"):
         outcome = cluster.run_on_cluster(replace(PLAN, images=2, methods=["random"]), tmp_path / "run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -23,12 +24,13 @@ import vitrail
 from vitrail import VitrailError
 from vitrail.bench import run as running
 from vitrail.bench.plan import ModelSpec, Plan
-from vitrail.bench.run import run
+from vitrail.bench.run import run, work_of
 from vitrail.bench.store import Store
 from vitrail.cli.bench import watch_run
 from vitrail.cli.program import app
 from vitrail.data import SceneData
 from vitrail.data.names import data_name
+from vitrail.evaluation import build_metrics
 from vitrail.methods.registry import METHODS
 from vitrail.report.results import read_results
 
@@ -153,6 +155,22 @@ def test_a_changed_plan_computes_the_difference(tmp_path: Path) -> None:
     assert other.rows == 8 * 2
     assert len(Store(tmp_path / "run").rows()) == 8 * 4 + 8 * 2 + 8 * 2
     assert Store(tmp_path / "run").plan() == plan(images=8, methods=["random(seed=1)"])
+
+
+def test_a_parameter_that_was_added_leaves_stored_rows_valid() -> None:
+    """The keys of rows that were stored before metrics had ``cells``; that of other parameters at None has them."""
+
+    def work(call: str) -> str:
+        metric = build_metrics([call])[0]
+        return work_of(("random", 1, {}), (metric.info.name, metric.version, metric.params), "predicted")
+
+    token_curve = {"precision": "auto", "protocol": "default", "seed": 0}
+    stored = ["token_deletion_aopc", 1, token_curve]
+    assert work("token_deletion_aopc") == json.dumps([["random", 1, {}], stored, "predicted"], sort_keys=True)
+    stored = ["token_deletion_aopc", 1, {**token_curve, "cells": 2}]
+    assert work("token_deletion_aopc(cells=2)") == json.dumps([["random", 1, {}], stored, "predicted"], sort_keys=True)
+    stored = ["insertion", 1, {**token_curve, "baseline": None, "steps": 224}]
+    assert work("insertion") == json.dumps([["random", 1, {}], stored, "predicted"], sort_keys=True)
 
 
 def test_a_method_that_changed_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,6 +259,28 @@ def test_only_the_chosen_rows_of_the_leaderboard_are_measured(
     )
 
 
+def test_choosing_rows_takes_none_from_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_suite: None
+) -> None:
+    """What the folder holds of other pairs, metrics and methods stands on the page, too."""
+    monkeypatch.chdir(tmp_path)
+    here = SMALL.replace('"{folder}/data/pets"', '"scenes:2@2"').replace('"photo"', '"scenes"')
+    (suites.files("vitrail.bench") / "leaderboard.toml").write_text(here)
+
+    def table(*options: str) -> dict[tuple[str, ...], dict[str, str]]:
+        done = CliRunner().invoke(app, ["bench", "leaderboard", "--device", "cpu", "--out", "board", *options])
+        assert done.exit_code == 0, done.output
+        assert all(title in (tmp_path / "board" / "leaderboard.html").read_text() for title in ("Scenes", "Elsewhere"))
+        with open(tmp_path / "board" / "leaderboard.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        return {(row["pair"], row["method"], row["metric"]): row for row in rows}
+
+    whole = table("--methods", "gen_att,random,rollout")
+    measured_here = {key for key in whole if key[2].endswith("(steps=4)")}  # what comes with vitrail has 56 steps
+    assert len(measured_here) == 6
+    assert table("--methods", "random", "--pairs", "scenes", "--metrics", "sparseness") == whole
+
+
 def test_metrics_and_pairs_of_the_leaderboard_are_chosen_by_name_or_call() -> None:
     wanted = ["insertion(steps=56)", "box_localization", "discriminativity"]
     suite = open_suite("leaderboard", None, ["random"], wanted, ["samples", "scenes", "pets"])

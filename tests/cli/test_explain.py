@@ -9,6 +9,8 @@ import os
 import re
 import threading
 import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.app.server.hostile import png, zeros
 from tests.cli.common import OVERVIEW, Run, error_line, files_in, noise, results_in
 
 import vitrail
+from vitrail import pipeline
 from vitrail.bench.run import load_model
 from vitrail.bench.store import Store
 from vitrail.cli import explain
@@ -636,35 +639,49 @@ def test_results_are_written_and_reported_in_order(
     assert all(Path(row["picture"]).is_file() for row in rows if not row["error"])
 
 
-@pytest.mark.parametrize("place_of_the_stop", ["trust", "write"])
+@pytest.mark.parametrize("place_of_the_stop", ["trust", "write", "read", "draw"])
 def test_ctrl_c_keeps_what_is_explained_and_no_picture_is_missing_from_the_table(
     place_of_the_stop: str, vit: Run, tiny: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Wherever it arrives, while up to four images are explained and not written yet."""
     monkeypatch.setattr("vitrail.pipeline.threads", lambda: 2)
     (place / "many").mkdir()
     for number in range(6):
         noise(number).save(place / "many" / f"{number}.png")
-    calls = 0
+    calls, explained, explain_one = 0, list[str](), explain.Run._explained
 
-    def stop_at_the_fourth(function: Any) -> Any:
+    def noted(run: explain.Run, path: Path, *arguments: Any) -> Any:
+        task = explain_one(run, path, *arguments)
+        explained.append(f"{path.stem}.decompx.skipplus.png")
+        return task
+
+    def stop_at_the_fourth(function: Any, counts: Callable[..., bool] = lambda *_: True) -> Any:
         def counted(*arguments: Any) -> Any:
             nonlocal calls
-            calls += 1
+            calls += counts(*arguments)
             if calls == 4:
+                calls += 1
                 raise KeyboardInterrupt
             return function(*arguments)
 
         return counted
 
+    def waits_for_a_picture(waiting: Sequence[Future[Any]]) -> bool:
+        return isinstance(waiting[0].result(), explain.Drawn) == (place_of_the_stop == "draw")
+
+    monkeypatch.setattr(explain.Run, "_explained", noted)
     if place_of_the_stop == "trust":  # while the fourth is explained
         monkeypatch.setattr(Explanation, "trust", stop_at_the_fourth(Explanation.trust))
-    else:  # while others are explained and drawn
+    elif place_of_the_stop == "write":  # while others are explained and drawn
         monkeypatch.setattr(explain, "write_together", stop_at_the_fourth(explain.write_together))
+    else:
+        monkeypatch.setattr(pipeline, "_awaited", stop_at_the_fourth(pipeline._awaited, waits_for_a_picture))
     result = vit("explain", "many", *tiny)
     assert result.code == 130, result.err
     out = place / "vitrail-out"
     with open(out / "explanations.csv", newline="", encoding="utf-8") as file:
         listed = [Path(row["picture"]).name for row in csv.DictReader(file)]
-    assert listed == [f"{number}.decompx.skipplus.png" for number in range(3)]
+    assert listed == explained
+    assert len(listed) >= 3
     assert {path.name for path in out.glob("*.png")} == {*listed, "contact-sheet.png"}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("vitrail-ahead")]

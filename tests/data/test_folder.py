@@ -1,14 +1,21 @@
 """Folders: classes by sub-folder, tables of labels with boxes and masks, and what must be refused."""
 
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.data.layouts import picture, text, values
 
-from vitrail.data import ImageFolder
+import vitrail
+from vitrail.data import ImageFolder, InMemory
+from vitrail.data.annotations import class_map
 from vitrail.data.folder import label_of
+from vitrail.data.imagenet import imagenet_classes
+from vitrail.data.label_tables import read_table
 from vitrail.errors import VitrailError
+from vitrail.models.view import View
 
 TRIMAP = np.array([[2, 2, 3, 3], [2, 3, 1, 1], [2, 3, 1, 1]])
 
@@ -143,6 +150,33 @@ def test_tables(tmp_path, table, labels, names):
     assert data.ids == ["b.png", "sub/a.png"]
     assert [example.label for example in data] == labels
     assert data.labels == names
+
+
+@pytest.fixture(scope="module")
+def thousand() -> View:
+    """A model whose labels are those of ImageNet."""
+    return replace(vitrail.load("scenes"), labels=imagenet_classes()[1])
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_every_wnid_is_its_own_class(tmp_path: Path, thousand: View, numbered: bool) -> None:
+    """The two cranes, which have the same name, are known by their numbers alone."""
+    cranes = {"n02012849", "n03126707"}
+    numbers = [i for i, wnid in enumerate(imagenet_classes()[0]) if numbered or wnid not in cranes]
+    lines = [f"{i}.png,{imagenet_classes()[0][i]}" + f",{i}" * numbered for i in numbers]
+    text(tmp_path / "labels.csv", "\n".join(["file,wnid" + ",index" * numbered, *lines]))
+    table = read_table(tmp_path / "labels.csv")
+    data = InMemory([], labels=table.labels)
+    data.numbered = table.numbered
+    remap = class_map(thousand, data)
+    assert [remap(row.label) for row in table.rows if row.label is not None] == numbers
+
+
+def test_the_name_of_two_classes_needs_their_numbers(tmp_path: Path, thousand: View) -> None:
+    text(tmp_path / "labels.csv", "file,wnid\na.png,n02012849\nb.png,n01440764\n")
+    data = InMemory([], labels=read_table(tmp_path / "labels.csv").labels)
+    with pytest.raises(VitrailError, match="'crane' matches 2 classes"):
+        class_map(thousand, data)
 
 
 def test_table_without_header_is_told_by_its_values(tmp_path):

@@ -154,6 +154,18 @@ def test_squares_are_of_one_patch_or_more_and_not_those_of_skipplus() -> None:
             build_metric(metric, cells=2, protocol="skipplus")
 
 
+def test_squares_that_do_not_fit_on_the_grid_are_refused() -> None:
+    of = bench("timm_vit_not_square")
+    rows, columns = of.family.grid
+    image, values, most = of.images[:1], of.maps(["tokens"])[0], min(rows, columns)
+    assert rows != columns
+    message = f"cells must be at most {most} on the {rows} × {columns} patches of .*, but got {most + 1}"
+    for metric in METRICS:
+        measure(metric, of.view, image, values, TARGET, label=TARGET, cells=most)
+        with pytest.raises(VitrailError, match=message):
+            measure(metric, of.view, image, values, TARGET, label=TARGET, cells=most + 1)
+
+
 def test_skipplus_turns_round_what_should_be_small() -> None:
     of = bench("timm_vit_gap")
     maps = of.maps(TOKEN_KINDS)

@@ -123,7 +123,33 @@ def test_only_rows_of_as_many_images_are_replaced(
     }
 
 
+def test_images_are_counted_by_the_methods_that_have_a_value_on_them(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows of an older version are no further method; a row of what failed, or an image that was not read, is none."""
+    ship(tool, ("rollout", "aopc", 0.5, 3))
+    run = run_of(tmp_path / "a", {"rollout": [0.2, 0.4, 0.6, 0.8], "random": [0.1, None, 0.3, 0.5]})
+    made, store = Made(), Store(run / "scenes")
+    older = [{**made.row(i, "rollout", METRIC, 0.0), "key": f"older {i}"} for i in range(2)]
+    failed = {**made.row(1, "random", METRIC, float("nan")), "key": "failed", "error": "too dark"}
+    unread = {**failed, "key": "unread", "method": "", "metric": "", "explained": ""}
+    store.add_rows([*older, failed, unread])
+    later = run_of(tmp_path / "b", {"rollout": [0.2, 0.4]})  # the last row of an image counts
+    failed_later = {**failed, "key": f"random {METRIC} 0", "image": made.image(0)}  # but not in the first run
+    Store(later / "scenes").add_rows([failed_later])
+    assert write(tool, monkeypatch, run, later, "--write") == {
+        ("rollout", "aopc"): (0.5, 3),
+        ("rollout", METRIC): (1.6 / 3, 3),
+        ("random", METRIC): (0.9 / 3, 3),
+    }
+    assert "2 methods, 3 images\n" in capsys.readouterr().out
+
+
 def test_runs_without_rows_are_refused(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="the runs hold no rows of any pair of the leaderboard"):
         write(tool, monkeypatch, tmp_path, "--write")
+    run = run_of(tmp_path / "a", {"random": []})
+    Store(run / "scenes").add_rows([{**Made().row(0, "random", METRIC, 0.0), "key": "failed", "error": "too dark"}])
+    with pytest.raises(SystemExit, match="the runs hold no rows of any pair of the leaderboard"):
+        write(tool, monkeypatch, run, "--write")
     assert not tool.TABLE.exists()

@@ -8,12 +8,14 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from tests.report.run_folders import START, Made, frame_of
@@ -24,11 +26,12 @@ from vitrail.bench.run import run as bench
 from vitrail.bench.store import Store
 from vitrail.cli.program import app
 from vitrail.cli.report import report as report_command
+from vitrail.engine.maps import regions
 from vitrail.errors import VitrailError
 from vitrail.methods.registry import METHODS
 from vitrail.report import figures, html, tables
 from vitrail.report.report import FORMATS, report
-from vitrail.report.results import normal_call, read_results
+from vitrail.report.results import as_column, normal_call, read_results
 from vitrail.report.summary import Summary, format_number, summarise_results
 
 HOSTILE = r"$\input{x}$ & 100% #1_a {b} ~^ \ | `c` <b>*d*</b>"
@@ -306,6 +309,22 @@ def test_classes_have_their_own_cells(folder: Path) -> None:
     ].mean()
     cell = summary.classes["dog"][0][1][2]
     assert (cell.n, cell.mean) == (8, pytest.approx(mean))
+
+
+@pytest.mark.parametrize("side", [3, 2])  # of 5 × 7 patches, not all of the squares are whole
+def test_curves_by_squares_are_drawn_over_the_share_of_squares(side: int) -> None:
+    view = SimpleNamespace(grid=(5, 7), pools_patches=False, name="5 × 7")
+    case = SimpleNamespace(view=view, on_grid=torch.randn(5, 7, generator=torch.Generator().manual_seed(0)))
+    squares = regions((5, 7), side)
+    for way in ("deletion", "insertion"):
+        column = as_column(f"token_{way}_aopc(cells={side})")
+        present = column.metric.sets(case)
+        there = [int(sum(bool(square[patches].any()) for square in squares)) for patches in present]
+        changed = [len(squares) - count if way == "deletion" else count for count in there]
+        assert column.shares(len(present)).tolist() == pytest.approx([count / len(squares) for count in changed])
+        label = f"squares of patches {'removed' if way == 'deletion' else 'inserted'} (%), most important first"
+        assert figures.curve_axis(column.call, column.removes) == label
+    assert as_column("token_deletion_aopc").shares(10).tolist() == pytest.approx([step / 10 for step in range(10)])
 
 
 def test_figures_are_whole_and_the_same_every_time(

@@ -71,6 +71,7 @@ def audit_images(
     retry: bool = False,
     options: Mapping[str, Any] | None = None,
     load: Loader = load_model,
+    view: View | None = None,
     watch: Callable[[Step], None] | None = None,
     cluster: str | None = None,
     workers: int | None = None,
@@ -94,6 +95,7 @@ def audit_images(
         retry: retry images that failed before.
         options: of ``load``.
         load: builds the view of a model, here and in every worker of a cluster.
+        view: the model of that name, if it is loaded here already.
         watch: called after every step.
         cluster: explain the images on a Ray cluster: "auto", "local", "HOST:PORT" or "ray://HOST:PORT"; the search for
             what recurs, and the report, are made here.
@@ -105,8 +107,8 @@ def audit_images(
             "name, or leave out cluster."
         )
     folder = Path(out)
-    view = model if isinstance(model, View) else load(ModelSpec(model, dict(options or {})))
-    spec = ModelSpec(view.name if isinstance(model, View) else model, dict(options or {}))
+    spec = ModelSpec(model.name if isinstance(model, View) else model, dict(options or {}))
+    view = model if isinstance(model, View) else view or load(spec)
     opened = open_examples(data, images, seed)
     annotate = partial(_with_objects, masks=masks, boxes=boxes)
     annotated = annotate(opened)

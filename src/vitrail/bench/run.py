@@ -452,14 +452,22 @@ Versioned = tuple[str, int, Mapping[str, Any]]  # name, version and parameters o
 
 # The methods whose rows have told their precision from the first; all others got the parameter later.
 PRECISION_STORED = frozenset({"lime", "pami", "posterior", "rise", "score_cam", "tis", "vit_cx"})
+# Parameters that metrics got later; None stands for what they did before.
+ADDED_TO_METRICS = frozenset({"cells"})
 
 
 def work_of(method: Versioned, metric: Versioned, explained: str) -> str:
     """What is done with an image, as text: with the hashes of image and model, the key of a row."""
+    # What was added at its default is left out, so that rows stored before stay valid.
     name, version, params = method
-    if name not in PRECISION_STORED and params.get("precision") == "auto":  # so that rows stored before stay valid
+    if name not in PRECISION_STORED and params.get("precision") == "auto":
         params = {parameter: value for parameter, value in params.items() if parameter != "precision"}
-    return json.dumps([(name, version, params), metric, explained], sort_keys=True, default=str)
+    of_metric = {
+        parameter: value
+        for parameter, value in metric[2].items()
+        if value is not None or parameter not in ADDED_TO_METRICS
+    }
+    return json.dumps([(name, version, params), (*metric[:2], of_metric), explained], sort_keys=True, default=str)
 
 
 def model_hash(view: View) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from vitrail.bench.plan import ModelSpec
 from vitrail.cli import options
 from vitrail.cli.bench import ModelLoader, default_model
 from vitrail.cli.codes import FAILED
-from vitrail.cli.outputs import plural, print_json
+from vitrail.cli.outputs import duration, plural, print_json
 from vitrail.cli.sources import print_skipped
 from vitrail.errors import VitrailError
 from vitrail.plugins import load_plugins
@@ -107,7 +108,7 @@ def audit(
         result = audit_images(
             chosen, spec, out, method=method, masks=masks, boxes=boxes, regions=everywhere, paired=paired,
             images=images, seed=seed, trust=trust, batch_size=batch_size, retry=retry, options=settings,
-            load=(lambda _: view) if cluster is None else load, watch=watch, cluster=cluster, workers=workers,
+            load=load, view=view, watch=watch, cluster=cluster, workers=workers,
         )  # fmt: skip
     _print_result(console, result)
     if as_json:
@@ -136,21 +137,36 @@ def _progress(console: Console) -> Iterator[Any]:
             task = progress.add_task("images", total=None)
             yield lambda step: progress.update(task, completed=step.done, total=step.total)
         return
-    began = last = time.monotonic()
-    before = 0
-
-    def line(step: Step) -> None:
-        nonlocal began, last, before
-        now = time.monotonic()
-        if step.done == before + 1 and not step.rows:  # known from an earlier call: it says nothing of the time left
-            began, before = now, step.done
-        if now - last > LINE_EVERY and step.done > before:
-            left = (now - began) / (step.done - before) * (step.total - step.done)
-            console.print(f"{step.done} of {step.total} images, about {left / 60:.0f} min left", markup=False)
-            last = now
-
     with watched(lambda name, done, total: None):
-        yield line
+        yield Lines(console).see
+
+
+@dataclass
+class Lines:
+    """A line of progress now and then, where there is no terminal for a bar."""
+
+    console: Console
+    now: float = field(default_factory=time.monotonic)  # of the last step
+    last: float = field(default_factory=time.monotonic)  # of the last line
+    began: float = 0.0
+    measured: set[str] = field(default_factory=set)  # images, since then
+    done: float = math.inf
+
+    def see(self, step: Step) -> None:
+        before, self.now = self.now, time.monotonic()
+        if step.done < self.done:  # at first, and when the altered copies begin
+            self.measured = set()
+        if not self.measured:  # what is known from an earlier call says nothing of the time left
+            self.began = before
+        self.measured |= {row["image"] for row in step.rows}
+        self.done = step.done
+        if self.now - self.last > LINE_EVERY:
+            line = f"{step.done} of {step.total} images"
+            if self.measured:
+                left = (self.now - self.began) / len(self.measured) * (step.total - step.done)
+                line += f", about {duration(left)} left"
+            self.console.print(line, soft_wrap=True, markup=False)
+            self.last = self.now
 
 
 def _as_dict(result: Audit) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def run_suite(
 ) -> tuple[dict[Place, Outcome], Path]:
     """Measures the pairs of a suite one after another and writes its page; returns the runs and the page.
 
-    ``selected`` opens the suite with these ``methods``.
+    ``selected`` opens the suite with these ``methods``. The page has all pairs, also those that were measured earlier.
     The methods of plugin files are measured beside the suite's reference; those of packages where they are named.
     """
     from vitrail.methods.registry import METHODS
@@ -192,7 +192,8 @@ def run_suite(
         console.print(f"[bold]{escape(pair.title)}[/]: {escape(pair.about)}", soft_wrap=True)
         outcomes[out / pair.name] = measure(pair.plan, out / pair.name)
     measured = {call for pair in suite.pairs if pair.plan is not None for call in pair.plan.methods}
-    page = write_leaderboard(out, suite.pairs, sorted(call for call in measured if is_of_plugin(call)))
+    everything = selected(methods=suite.reference, metrics=[], pairs=[])
+    page = write_leaderboard(out, everything.pairs, sorted(call for call in measured if is_of_plugin(call)))
     console.print(f"Leaderboard: [bold]{escape(str(page))}[/]", soft_wrap=True)
     return outcomes, page
 

@@ -7,10 +7,11 @@ import io
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -206,6 +207,9 @@ class Drawn:
     tile: Tile
 
 
+Unwritten = tuple[Path, int | None, Callable[[], Drawn]]  # an image, its class, and what draws its explanations
+
+
 @dataclass(kw_only=True)
 class Run:
     """What to explain of every image, and the results so far."""
@@ -272,26 +276,41 @@ class Run:
         """Explains images, given by path, class and beginning of the names of their results.
 
         The next ones are read and the last ones drawn in threads meanwhile; results are written and reported in order.
+        Ctrl-C, wherever it arrives, leaves nothing unwritten that is explained.
         """
-        stopped: list[BaseException] = []
+        unwritten: deque[Unwritten] = deque()
 
         def tasks() -> Iterator[Callable[[], Drawn]]:
             with closing(self._read_ahead([path for path, _, _ in images])) as reads:
                 for (path, label, stem), read in zip(images, reads, strict=True):
+                    task: Callable[[], Drawn]
                     try:
-                        task = self._explained(path, label, stem, read)
+                        task = cache(self._explained(path, label, stem, read))  # which is drawn once
                     except VitrailError as error:
                         task = partial(failed, error)
-                    except BaseException as error:  # as Ctrl-C: what is explained is kept
-                        stopped.append(error)
-                        return
+                    unwritten.append((path, label, task))
                     yield task
 
-        with closing(ahead(tasks(), min(DRAWN_AHEAD, len(images)), eager=True)) as drawings:
-            for (path, label, _), drawing in zip(images, drawings, strict=False):
-                self._record(path, label, drawing, alone=len(images) == 1)
-        if stopped:
-            raise stopped[0]
+        try:
+            with closing(ahead(tasks(), min(DRAWN_AHEAD, len(images)), eager=True)) as drawings:
+                for drawing in drawings:
+                    self._write_next(unwritten, drawing.result, alone=len(images) == 1)
+        except VitrailError:
+            raise
+        except BaseException:
+            if unwritten and self.rows and self.rows[-1]["image"] == str(unwritten[0][0]):
+                unwritten.popleft()  # the interrupt came right after its row
+            while unwritten:
+                self._write_next(unwritten, unwritten[0][2], alone=len(images) == 1)
+            raise
+
+    def _write_next(self, unwritten: deque[Unwritten], draw: Callable[[], Drawn], *, alone: bool) -> None:
+        """Writes and reports the result of the first image that waits for it."""
+        path, label, _ = unwritten[0]
+        drawn = self._record(path, label, draw, alone=alone)
+        unwritten.popleft()
+        if drawn is not None:
+            self._report(drawn, alone=alone)
 
     def _read_ahead(self, paths: list[Path]) -> Generator[Future[Seen], None, None]:
         from vitrail.api import read_seen
@@ -315,10 +334,10 @@ class Run:
         plots = [explanation.curve_picture() for explanation in explanations] if self.curves else []
         return partial(self._drawn, path.name, explanations, chance, plots, stem)
 
-    def _record(self, path: Path, label: int | None, drawing: Future[Drawn], *, alone: bool) -> None:
-        """Writes and reports the result of an image; in a folder, an unreadable image is reported."""
+    def _record(self, path: Path, label: int | None, draw: Callable[[], Drawn], *, alone: bool) -> Drawn | None:
+        """Writes the result of an image and returns it; in a folder, an unreadable image is reported."""
         try:
-            drawn = drawing.result()
+            drawn = draw()
             write_together(drawn.files)
             self.exports.add(drawn.explanations)
         except VitrailError as error:
@@ -329,19 +348,23 @@ class Run:
             true_label = "" if label is None else self.method.model.label(label)
             self.rows.append(_row(path, true=true_label, **{kind: str(error)}))
             self.results.append({"image": {"path": str(path)}, kind: str(error)})
-            return
-        explanations, picture = drawn.explanations, drawn.picture
-        first = explanations[0]
+            return None
         # recorded at once: Ctrl-C from here on must not leave a picture that is missing from the table
-        self.rows += [_explained_row(path, explanation, picture) for explanation in explanations]
+        self.rows += [_explained_row(path, explanation, drawn.picture) for explanation in drawn.explanations]
         self.tiles.append(drawn.tile)
-        self.results += [{"picture": str(picture), **explanation.to_dict()} for explanation in explanations]
+        self.results += [{"picture": str(drawn.picture), **explained.to_dict()} for explained in drawn.explanations]
+        return drawn
+
+    def _report(self, drawn: Drawn, *, alone: bool) -> None:
+        """Prints the result of an image."""
+        first = drawn.explanations[0]
         if alone:
             print_top(self.console, first)
-        self.console.print(f"{escape(first.title)} → [bold]{escape(str(picture))}[/]" + _remark(first), soft_wrap=True)
-        for explanation, random in zip(explanations, drawn.chance, strict=True):
+        picture = escape(str(drawn.picture))
+        self.console.print(f"{escape(first.title)} → [bold]{picture}[/]" + _remark(first), soft_wrap=True)
+        for explanation, random in zip(drawn.explanations, drawn.chance, strict=True):
             for line in _lines(explanation, random, alone):
-                name = f"{explanation.label}: " if len(explanations) > 1 else ""
+                name = f"{explanation.label}: " if len(drawn.explanations) > 1 else ""
                 self.console.print(f"  [dim]{escape(name + line)}[/]", soft_wrap=True)
 
     def _explanations(self, picture: Seen, label: int | None) -> Iterator[Explanation]:

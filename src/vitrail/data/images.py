@@ -69,6 +69,15 @@ def no_images(folder: Path, files: Iterable[str]) -> VitrailError:
     return VitrailError(f"no image found in '{folder}': {reason}.")
 
 
+def decode(image: Image.Image) -> None:
+    """Reads the pixels of an image that was only opened: from here on, several threads may use it at once."""
+    try:
+        with _LOCKS[id(image) % len(_LOCKS)]:
+            image.load()
+    except Exception as error:
+        raise _undecodable("the given image", error) from error
+
+
 def image_hash(image: Image.Image) -> str:
     """The sha256 of the size and the RGB bytes of an image."""
     digest = hashlib.sha256(f"{image.width}x{image.height}:".encode())
@@ -100,6 +109,8 @@ def open_image(path: Path) -> Image.Image:
     try:
         with _without_warnings():
             _register_heif()
+            if threading.current_thread() is not threading.main_thread():
+                Image.init()  # Pillow does so itself for rare formats, where two threads can get in each other's way
             image = Image.open(path)
     except UnidentifiedImageError:
         hint = UNREADABLE.get(path.suffix.lower(), "convert it to PNG or JPEG")
@@ -151,15 +162,19 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         upright = ImageOps.exif_transpose(image) if turned else image
         is_transparent = upright.has_transparency_data  # refuses a palette image without a palette
     except Exception as error:
-        raise VitrailError(
-            f"the pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
-            "download or export it again."
-        ) from error
+        raise _undecodable(name, error) from error
     if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
         return _deep_grey_to_rgb(upright, name)
     if is_transparent:
         return _convert_strips(upright, _put_on_white)
     return upright if turned and upright.mode == "RGB" else upright.convert("RGB")
+
+
+def _undecodable(name: str, error: Exception) -> VitrailError:
+    return VitrailError(
+        f"the pixels of {name} cannot be decoded, the file is truncated or corrupt ({_reason(error)}): "
+        "download or export it again."
+    )
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:

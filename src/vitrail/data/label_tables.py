@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
 from vitrail.data.imagenet import imagenet_classes
 from vitrail.data.paths import broken, read_box, read_text, require_unique
 from vitrail.geometry import Box
+from vitrail.models.labels import plain_name, plain_names
 
 _WHAT = "table"
 _COLUMNS = {
@@ -141,5 +144,18 @@ def _names(keys: Sequence[str]) -> Sequence[str]:
     """Names as they are, and ImageNet's in place of its wnids, by which models do not know their classes."""
     if not any(map(_WNID.fullmatch, keys)):
         return keys
-    names = dict(zip(*imagenet_classes(), strict=True))
-    return [names.get(key, key).partition(",")[0] if _WNID.fullmatch(key) else key for key in keys]
+    names = _imagenet_names()
+    return [names.get(key, key) for key in keys]
+
+
+@lru_cache(maxsize=1)
+def _imagenet_names() -> dict[str, str]:
+    """wnid → the first of the synonyms of its class, or all of them where another class is called like the first."""
+    wnids, names = imagenet_classes()
+    classes_called = Counter(synonym for synonyms in plain_names(names) for synonym in set(synonyms))
+    known = dict(zip(wnids, names, strict=True))
+    for wnid, name in known.items():
+        first = name.partition(",")[0]
+        if classes_called[plain_name(first)] == 1:
+            known[wnid] = first
+    return known

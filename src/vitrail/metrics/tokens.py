@@ -68,6 +68,12 @@ class TokenCurve(MapMetric):
 
     def regions_present(self, case: Case, side: int) -> list[Tensor]:
         """The patches that are there as squares come or go; never none."""
+        if side > min(case.view.grid):
+            rows, columns = case.view.grid
+            raise VitrailError(
+                f"cells must be at most {min(rows, columns)} on the {rows} × {columns} patches of {case.view.name}, "
+                f"but got {side}."
+            )
         squares = regions(case.view.grid, side).to(case.on_grid.device)
         means = case.on_grid.flatten().double() @ (squares / squares.sum(1, keepdim=True)).double().T
         rank = ranks(means, self.seed)  # (R,): 0 = the most important

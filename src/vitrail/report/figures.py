@@ -254,7 +254,9 @@ def _panel_of_curves(summary: Summary, axes: Any, setting: int, metric: int, dra
 
 def curve_axis(call: str, removes: bool) -> str:
     """The label of the horizontal axis of a metric's curves."""
-    unit = "patches" if call.startswith("token_") else "pixels"
+    unit = "pixels"
+    if call.startswith("token_"):
+        unit = "squares of patches" if "cells=" in call else "patches"
     first = "least" if call.startswith("negative_auc") else "most"
     return f"{unit} {'removed' if removes else 'inserted'} (%), {first} important first"
 

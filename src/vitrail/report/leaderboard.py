@@ -59,7 +59,9 @@ def write_leaderboard(folder: Path, pairs: Sequence[Pair], highlighted: Collecti
     import pandas as pd
 
     measured = [
-        summarise_pair(Store(folder / pair.name), pair.name) for pair in pairs if (folder / pair.name / "rows").is_dir()
+        summarise_pair(Store(folder / pair.name), pair.name, covering=True)
+        for pair in pairs
+        if (folder / pair.name / "rows").is_dir()
     ]
     table = merge_tables(shipped_table(), pd.concat(measured) if measured else shipped_table().head(0))
     costs = pd.concat([shipped_costs(), _own_costs(highlighted)])
@@ -98,15 +100,15 @@ def _own_costs(methods: Collection[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["method", "forwards", "images_per_second"])
 
 
-def summarise_pair(store: Store, pair: str) -> pd.DataFrame:
+def summarise_pair(store: Store, pair: str, covering: bool = False) -> pd.DataFrame:
     """The rows of one run: a mean per method and metric, and its gap to ``REFERENCE``.
 
-    As in a report, what the plan of the run does not have is left out. Metrics that are not registered in this process
-    are left out, too: whether more is better is unknown.
+    As in a report, what the plan of the run does not have is left out, unless ``covering`` adds it to the plan. Metrics
+    that are not registered in this process are left out, too: whether more is better is unknown.
     """
     import pandas as pd
 
-    results = read_results([store.folder])
+    results = read_results([store.folder], covering=covering)
     if len(results.settings) > 1:
         labels = "; ".join(setting.label for setting in results.settings)
         raise VitrailError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -79,11 +79,11 @@ class Column:
         return self.metric is None or "insertion" not in self.metric.info.name
 
     def shares(self, points: int) -> Floats:
-        """(points,): the share of the image that was changed at each point of a curve."""
+        """(points,): the share of the image, or with ``cells=`` of the squares, that was changed at each point."""
         from vitrail.metrics.tokens import STEPS, TokenCurve
 
-        if isinstance(self.metric, TokenCurve) and points == STEPS:
-            return (np.arange(points) + (self.metric.way == "insertion")) / STEPS
+        if isinstance(self.metric, TokenCurve) and (points == STEPS or self.metric.cells is not None):
+            return (np.arange(points) + (self.metric.way == "insertion")) / points  # never none, or all, of the tokens
         if getattr(self.metric, "protocol", None) == "tis":
             return np.arange(1, points + 1) / points
         return np.linspace(0, 1, points)
@@ -155,16 +155,17 @@ class Results:
         return ", ".join(dict.fromkeys(setting.run for setting in self.settings))
 
 
-def read_results(folders: Sequence[Place], stale: bool = False) -> Results:
+def read_results(folders: Sequence[Place], stale: bool = False, covering: bool = False) -> Results:
     """Reads run folders written by `vitrail bench`.
 
     Rows that a run's plan does not have are left out: those of other methods and metrics, and of older versions where
-    newer rows exist. ``stale`` keeps them, and marks their methods and metrics.
+    newer rows exist. ``stale`` keeps them, and marks their methods and metrics. ``covering`` adds all stored methods
+    and metrics to the plan, of which a folder keeps only the last: older versions alone are left out.
     """
     if not folders:
         raise VitrailError("no run was given: expected at least one folder written by `vitrail bench`.")
     names = _run_names(folders)
-    runs = [_Run(folder, name, stale) for folder, name in zip(folders, names, strict=True)]
+    runs = [_Run(folder, name, stale, covering) for folder, name in zip(folders, names, strict=True)]
     methods = list(dict.fromkeys(call for run in runs for call in run.methods()))
     metrics = list(dict.fromkeys(column for run in runs for column in run.metrics()))
     settings = [setting for run in runs for setting in run.settings(methods, metrics)]
@@ -205,14 +206,16 @@ def normalised(call: str) -> tuple[str, dict[str, Any]]:
 class _Run:
     """One run folder; its rows get the columns ``call`` (of the method) and ``column`` (of the metric)."""
 
-    def __init__(self, folder: Place, name: str, stale: bool = False) -> None:
+    def __init__(self, folder: Place, name: str, stale: bool = False, covering: bool = False) -> None:
         self.folder, self.name, self.store = folder, name, Store(folder)
         if not self.store.has_rows:
             raise VitrailError(f"{folder} holds no results: expected a folder written by `vitrail bench`.")
         rows = self.store.rows()
         self.plan = self._plan()
         pairs = list(zip(rows["method"], rows["params"], strict=True))
-        calls = {(method, params): join_call(method, _parameters(params)) for method, params in set(pairs)}
+        calls = {(method, params): join_call(method, _parameters(params)) for method, params in dict.fromkeys(pairs)}
+        if covering and self.plan is not None:
+            self.plan = _covering(self.plan, calls.values(), rows["metric"].unique())
         planned = [as_column(call, self.plan.protocol) for call in self.plan.metrics] if self.plan else []
         columns = {call: self._marked(as_column(call), planned) for call in rows["metric"].unique() if call}
         self.columns = list(dict.fromkeys([*planned, *columns.values()]))
@@ -310,6 +313,15 @@ class _Run:
             ErrorGroup(self.name, model, method, metric, reason, len(rows), str(rows["image"].iloc[0]))
             for (model, method, metric, reason), rows in groups
         ]
+
+
+def _covering(plan: Plan, methods: Iterable[str], metrics: Iterable[str]) -> Plan:
+    """The plan with these normalised calls as well."""
+    planned = {normal_call(call) for call in plan.methods}
+    columns = {as_column(call, plan.protocol).call for call in plan.metrics}
+    all_methods = [*plan.methods, *(call for call in methods if call and call not in planned)]
+    all_metrics = [*plan.metrics, *(call for call in metrics if call and call not in columns)]
+    return replace(plan, methods=[*dict.fromkeys(all_methods)], metrics=[*dict.fromkeys(all_metrics)])
 
 
 def _classes(rows: pd.DataFrame, pictures: pd.DataFrame) -> list[str]:

@@ -39,7 +39,7 @@ def fit_to_image(
     if not (left < right and top < bottom):
         raise VitrailError(f"the box {box} is empty: expected left < right and top < bottom.")
     values = values if values.is_floating_point() else values.float()
-    # With NumPy: torch would start threads of its own in each thread that draws.
+    # With NumPy: torch starts threads of its own in each thread that draws, as where resize_map needs its antialias.
     array = values.detach().to("cpu", torch.promote_types(values.dtype, torch.float32)).numpy()
     rows, seen_rows = _positions(image_size[1], top, bottom, array.shape[0])
     columns, seen_columns = _positions(image_size[0], left, right, array.shape[1])
