@@ -1,11 +1,11 @@
 """What ``precision="auto"`` costs: rank correlation of its maps with those of ``precision="full"``, for every method.
 
 Run: python benchmarks/agreement.py [--models scenes,photo] [--file WEIGHTS] [--random timm names] [--images 4]
-                                    [--methods "gen_att, tis(masks=64)"] [--device cuda] [--out FILE.csv]
+                                    [--methods "gen_att, tis(masks=64)"] [--device cuda] [--fp16] [--out FILE.csv]
 ``--file`` is a checkpoint of timm's vit_tiny_patch16_224; ``--random`` names architectures of timm, whose weights are
-all drawn at random. A CPU does not gain from half precision and is made to use it here, slowly. Images are scenes; a
-map without any differences, which has no ranks, counts as one where both are the same and as zero where they are not.
-``--out`` writes a row for each model and method.
+all drawn at random. On a CPU, which uses bf16 where it gains from it, methods that do not use it are left out;
+``--fp16`` makes it do what a GPU does, slowly. Images are scenes; a map without any differences, which has no ranks,
+counts as one where both are the same and as zero where they are not. ``--out`` writes a row for each model and method.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.calls import split_call, split_list
+from vitrail.core.precision import cpu_multiplies_bf16
 from vitrail.data import Scenes
 from vitrail.methods.registry import build_method, list_methods, supported_methods
 from vitrail.metrics.statistics import rank_correlation
@@ -73,9 +74,14 @@ def calls(view: View, wanted: str | None) -> list[str]:
     known, supported = list_methods(), supported_methods(view)
     if wanted:
         return [call for call in split_list(wanted) if split_call(call)[0] in supported]
-    names = [name for name in supported if "precision" in known[name].params]
+    names = [name for name in supported if "precision" in known[name].params and uses_half(name, view)]
     names = [name for name in names if name in FEWER or sum(known[name].cost) <= COSTLIEST]
     return [FEWER.get(name, name) for name in sorted(names, key=lambda name: sum(known[name].cost))]
+
+
+def uses_half(name: str, view: View) -> bool:
+    method = build_method(name, view)
+    return method.products is not None
 
 
 def compared(view: View, call: str, images: Tensor, target: Tensor) -> tuple[list[float], bool]:
@@ -103,13 +109,16 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4)
     parser.add_argument("--methods", help="calls, comma-separated (default: all that have a precision)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--fp16", action="store_true", help="on a CPU: what a GPU does")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # random weights
-    if options.device == "cpu":
+    if options.device == "cpu" and not (options.fp16 or cpu_multiplies_bf16()):
+        parser.error("this CPU does not multiply bf16: --fp16 makes it do what a GPU does")
+    if options.fp16:
         View.gains_from_half = True  # type: ignore[method-assign, assignment]
     scenes = [scene.image for scene in Scenes(options.images, seed=3)]
-    device = torch.cuda.get_device_name() if options.device == "cuda" else options.device
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU, fp16" if options.fp16 else "CPU, bf16"
     rows: list[list[str]] = []
     failed = []
     for view, weights in models(options):

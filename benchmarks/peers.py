@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -386,7 +387,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="weights of the ViT of timm")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--times", type=int, default=5, help="turns, of which the shortest counts")
-    parser.add_argument("--full", action="store_true", help="no half precision on a GPU")
+    parser.add_argument("--full", action="store_true", help="no half precision")
     parser.add_argument("--small", action="store_true", help="a tiny network, to see that everything runs")
     parser.add_argument("--out", type=Path, help="a CSV file")
     options = parser.parse_args()
@@ -395,7 +396,7 @@ def main() -> None:
         parser.error(f"unknown libraries: {', '.join(sorted(unknown))}; expected some of {', '.join(PACKAGES)}")
     warnings.simplefilter("ignore")  # random weights, and what other libraries warn of
     if options.full:
-        View.gains_from_half = False  # type: ignore[method-assign, assignment]
+        os.environ["VITRAIL_PRECISION"] = "full"
     subject = prepared(options)
     name = torch.cuda.get_device_name() if options.device == "cuda" else options.device
     print(f"{subject.view.name}, {name}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")

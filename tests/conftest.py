@@ -22,6 +22,8 @@ from vitrail.models.wrapping import wrap
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+if not torch.cuda.is_available():
+    os.environ["VITRAIL_PRECISION"] = "full"  # also in these; whether a CPU gains from bf16 must change no value
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # they would compile everything again
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # `make test &` in a script; processes of tests inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

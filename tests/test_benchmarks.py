@@ -48,6 +48,7 @@ def test_agreement_in_miniature(tmp_path: Path) -> None:
         "gen_att,gradient",
         "--device",
         "cpu",
+        "--fp16",
         "--out",
         str(path),
     )
@@ -55,6 +56,13 @@ def test_agreement_in_miniature(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == ["gen_att", "gradient"]
     assert all(row["changed"] == "True" and float(row["least"]) > 0.99 for row in rows)
+
+
+def test_bf16_in_miniature() -> None:
+    printed = ran("bf16.py", "--models", "scenes", "--times", "1")
+    lines = [line.split(" | ") for line in printed.splitlines() if line.startswith("| scenes ")]
+    assert [line[1] for line in lines] == ["`tis(masks=256)`", "`posterior`", "`vit_cx`", "`rise(masks=256)`"]
+    assert all(float(line[-1].rstrip(" |")) > 0 for line in lines)
 
 
 def test_peers_in_miniature(tmp_path: Path) -> None:

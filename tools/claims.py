@@ -88,6 +88,7 @@ STAND_INS = (  # cheap ones first: a run that is cut short holds them
     StandIn("libragrad-table1", "vit", 128, ("imagenet",)),
     StandIn("libragrad-table1", "pets", 64, model=DINOV2),
     StandIn("tis-figure4", "vit", 64),
+    StandIn("vit_cx-overdetermination", "vit", 128),
     StandIn("vit_cx-sanity", "vit", 16),
     StandIn("tis-table3", "vit", 32),
     StandIn("vit_cx-table2", "deit", 24),

@@ -27,6 +27,7 @@ from vitrail.methods.base import MethodInfo
 from vitrail.methods.registry import ALIASES, get_method
 from vitrail.models.names import kind_of_view, reason, source
 from vitrail.papers.catalogue import PaperTarget, find_target
+from vitrail.report.leaderboard import page as leaderboard_page
 from vitrail.report.leaderboard import shipped_costs, shipped_table
 from vitrail.report.standings import Standings, standings
 from vitrail.report.summary import ABSENT
@@ -252,6 +253,13 @@ def board() -> Standings:
     return standings(shipped_table(), [pair.name for pair in open_suite("leaderboard").pairs])
 
 
+def advice() -> str:
+    """The answer of the interactive page, as text."""
+    html = leaderboard_page(shipped_table(), open_suite("leaderboard").pairs, shipped_costs(), whole=False)
+    (answer, *_) = re.findall(r'<p class="vlb-text">(.*?)</p>', html, re.DOTALL)
+    return " ".join(re.sub(r"</?code>", "`", answer).split()) + "\n"
+
+
 def ranked(wanted: Sequence[str], more: Mapping[str, Callable[[Standings, int], str]] | None = None) -> str:
     """Score and cost of methods, best score first, ``more`` columns, and the headline metric on each pair."""
     numbers = board()
@@ -356,6 +364,7 @@ TABLES: dict[str, Callable[[], str]] = {
         claims,
         claims_left_out,
         choosing,
+        advice,
         measured,
         leaderboard,
         pairs,

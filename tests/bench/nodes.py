@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LIMIT = 240.0  # seconds, for anything: the machine may be busy
@@ -79,6 +79,33 @@ def _listens(address: str) -> bool:
         return client.connect_ex((host, int(port))) == 0
 
 
+def processes_of(node: int) -> set[int]:
+    """All processes of a node: its session, for Ray gives its workers process groups of their own."""
+    processes = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            state = (path / "stat").read_text().rpartition(") ")[2][0]
+            if os.getsid(int(path.name)) == node and state != "Z":
+                processes.add(int(path.name))
+    return processes
+
+
+def kill_all(node: int) -> None:
+    """Kills every process of a node at once, as a power cut does: all are stopped first, so that none starts others."""
+    stopped: set[int] = set()
+    while starting := processes_of(node) - stopped:
+        for pid in starting:
+            _send(pid, signal.SIGSTOP)
+        stopped |= starting
+    for pid in stopped:
+        _send(pid, signal.SIGKILL)
+
+
+def _send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def with_token() -> dict[str, str]:
     """The environment with a token of its own for Ray, whether or not this account has one already."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
@@ -103,8 +130,7 @@ class Nodes:
         return self._start("--address", self.address, "--num-cpus", str(cpus), *arguments)
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
-        """Kills every process of a node at once, as a power cut does."""
-        os.killpg(node.pid, signal.SIGKILL)
+        kill_all(node.pid)
         node.wait()
 
     def stop(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.bench.nodes import LIMIT, Nodes, gated_method, ray_nodes, wait_until
+from tests.bench.nodes import (
+    LIMIT,
+    Nodes,
+    gated_method,
+    kill_all,
+    processes_of,
+    ray_nodes,
+    wait_until,
+)  # fmt: skip
 from tests.bench.plans import same, table
 from tests.bench.test_faults import raw_keys
 
@@ -144,15 +150,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         head = int(holder.stdout.readline())
         holder.kill()
 
-    def gone() -> bool:
-        try:
-            os.killpg(head, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
     try:
-        wait_until(gone, "the end of the head")
+        wait_until(lambda: not processes_of(head), "the end of the head")
     finally:
-        if not gone():
-            os.killpg(head, signal.SIGKILL)
+        kill_all(head)

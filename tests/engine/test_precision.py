@@ -7,16 +7,25 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from tests.families import FAMILIES
 from tests.helpers import answered, batch, relative, wrapped
 from torch import Tensor
 
+import vitrail
 from vitrail.core.operations import embed
 from vitrail.core.parts import Embedding, Norm
 from vitrail.core.precision import HALF, PEAK, Scaling, lowered
 from vitrail.core.rules import RULES, Plain
 from vitrail.engine.requests import Batch, Pictures, PixelGradients, Traced
 from vitrail.engine.trace import Trace, TraceSpec
+from vitrail.errors import VitrailError
+from vitrail.methods.masking import MaskMethod
+from vitrail.methods.registry import METHODS, build_method
+from vitrail.metrics import measure
+from vitrail.metrics.statistics import rank_correlation
+from vitrail.models import view as views
+from vitrail.models.plain import VisionTransformer
 from vitrail.models.view import View
 from vitrail.targets import ClassScore, Target
 
@@ -103,12 +112,12 @@ def test_scores_beyond_the_range_are_computed_again(view: View) -> None:
         length=view.num_tokens,
         reading=ClassScore(),
         about=(1,),
-        reduced=True,
+        products=HALF,
         make=lambda part: images()[part],
     )
     scores = answered(request)
     assert scores.isfinite().all()
-    assert torch.equal(scores, answered(replace(request, reduced=False)))
+    assert torch.equal(scores, answered(replace(request, products=None)))
 
 
 def test_pixel_gradients_beyond_the_range_are_computed_again(view: View) -> None:
@@ -158,3 +167,83 @@ def test_queries_keys_and_values_share_the_memory_of_one_layer(view: View) -> No
         assert together.bias is not None
         assert torch.equal(together.bias, torch.cat([linear.bias for linear in three if linear.bias is not None]))
         assert together.weight.data_ptr() == attention.q.weight.data_ptr()
+
+
+# --- scores on a CPU --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def able_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that gains from bf16, whether this one does or not."""
+    monkeypatch.setattr(views, "cpu_multiplies_bf16", lambda: True)
+    monkeypatch.delenv("VITRAIL_PRECISION")
+
+
+@pytest.fixture(scope="module")
+def scenes() -> View:
+    return vitrail.load("scenes")
+
+
+@pytest.fixture(scope="module")
+def pixels(scenes: View) -> Tensor:
+    return scenes.preprocess(Image.fromarray(vitrail.data.Scenes(1, seed=5)[0].image))[None]
+
+
+@pytest.mark.usefixtures("able_cpu")
+def test_a_cpu_scores_in_bf16_where_that_is_faster(scenes: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (scenes.gains_from_bf16, scenes.gains_from_half) == (True, False)
+    narrow = vitrail.wrap(
+        VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=3)
+    )
+    assert not narrow.gains_from_bf16, "conversions would cost more than products gain"
+    for dtype in ("float64", "float16", "bfloat16"):
+        assert not vitrail.load("scenes", dtype=dtype).gains_from_bf16
+    monkeypatch.setenv("VITRAIL_PRECISION", "full")
+    assert not scenes.gains_from_bf16
+    monkeypatch.setenv("VITRAIL_PRECISION", "")
+    assert scenes.gains_from_bf16
+
+
+def test_a_wrong_precision_of_the_environment_is_told_on_every_machine(
+    scenes: View, pixels: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITRAIL_PRECISION", "half")
+    for name in ("gen_att", "rise"):
+        with pytest.raises(VitrailError, match="VITRAIL_PRECISION must be auto or full, but is half"):
+            build_method(name, scenes).attribute(pixels)
+
+
+@pytest.mark.usefixtures("able_cpu")
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        name for name, entry in METHODS.entries().items() if isinstance(entry, type) and issubclass(entry, MaskMethod)
+    ),
+)
+def test_maps_from_scores_in_bf16_keep_their_ranks_or_are_not_made(name: str, scenes: View, pixels: Tensor) -> None:
+    """Which methods bear bf16 was measured on real networks: docs/results/precision.csv."""
+    few = {"masks": 96, "samples": 200, "permutations": 4}
+    params = {key: value for key, value in few.items() if key in METHODS[name].parameters()}
+    auto, full = (
+        build_method(name, scenes, **params, precision=precision).attribute(pixels) for precision in ("auto", "full")
+    )
+    if METHODS[name].bears_bf16:
+        assert not torch.equal(auto, full), "bf16 was not used"
+        assert rank_correlation(auto[0], full[0]) > 0.999
+    else:
+        assert torch.equal(auto, full)
+
+
+@pytest.mark.usefixtures("able_cpu")
+def test_traces_and_measurements_on_a_cpu_are_those_of_full_precision(
+    scenes: View, pixels: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers() -> list[object]:
+        methods = ("decompx.skipplus", "gen_att", "integrated_gradients")
+        maps = [build_method(name, scenes).attribute(pixels) for name in methods]
+        curve = measure("insertion", scenes, pixels, maps[0], scenes.logits(pixels).argmax(1), steps=16)
+        return [*(values.tolist() for values in maps), curve]
+
+    auto = answers()
+    monkeypatch.setenv("VITRAIL_PRECISION", "full")
+    assert auto == answers()

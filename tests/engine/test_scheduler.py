@@ -15,6 +15,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.calls import split_call
+from vitrail.core.precision import HALF
 from vitrail.engine import scheduler as scheduling
 from vitrail.engine.requests import Asking, Batch, Logits, Pictures, Traced, concurrently
 from vitrail.engine.scheduler import Job, Scheduler, merged
@@ -127,8 +128,8 @@ def test_images_explained_together_are_those_explained_alone(method: str, monkey
 @pytest.mark.parametrize("name", ["timm_vit", "timm_swin", "torchvision_swin", "hf_swin"])
 def test_reduced_precision_keeps_head_and_logits_full(name: str) -> None:
     view, image = viewed(name, torch.float32)[2], batch(name, 4, torch.float32)
-    request = Pictures(view=view, count=4, length=9, about=(0,), reduced=True, make=lambda part: image[part])
-    exact, rounded = answered(replace(request, reduced=False)), answered(request)
+    request = Pictures(view=view, count=4, length=9, about=(0,), products=HALF, make=lambda part: image[part])
+    exact, rounded = answered(replace(request, products=None)), answered(request)
     assert rounded.dtype == torch.float32
     assert not torch.equal(rounded, rounded.half().float()), "logits must not be rounded to half precision"
     assert 0 < relative(rounded, exact) < 0.05
@@ -140,7 +141,7 @@ def test_reduced_precision_keeps_head_and_logits_full(name: str) -> None:
     [
         name
         if name in ("tis", "rise", "posterior")
-        else pytest.param(name, marks=pytest.mark.full)  # bf16 is slow on a CPU
+        else pytest.param(name, marks=pytest.mark.full)  # fp16 is slow on a CPU
         for name in QUICK
         if "precision" in get_method(name).parameters()
     ],
@@ -152,7 +153,7 @@ def test_ranks_bear_reduced_precision(method: str, monkeypatch: pytest.MonkeyPat
     params |= {"shifts": (4,)} if method == "pami" else {}
     full = build_method(method, view, precision="full", **params).attribute(pixels)
     exact = build_method(method, view, **params).attribute(pixels)
-    assert torch.equal(full, exact), "a CPU always scores in full precision"
+    assert torch.equal(full, exact), "VITRAIL_PRECISION=full"
     monkeypatch.setattr(View, "gains_from_half", True)
     rounded = build_method(method, view, **params).attribute(pixels)
     assert not torch.equal(rounded, exact)

@@ -72,6 +72,8 @@ def test_a_stored_explanation_names_what_made_it(dtype: str, tmp_path: Path) -> 
 def test_a_run_names_what_made_it(tmp_path: Path) -> None:
     run(plan(images=1, methods=["random"], metrics=["sparseness"], seed=3), tmp_path)
     about, view = Store(tmp_path).environment(), vitrail.load("scenes")
-    assert about["models"] == {"scenes": {"fingerprint": view.fingerprint(), "precision": "float32"}}
+    assert about["models"] == {
+        "scenes": {"fingerprint": view.fingerprint(), "precision": "float32", "half_precision": None}
+    }
     assert about["versions"].keys() >= {"torch", "timm", "numpy"}
     assert Store(tmp_path).plan().seed == 3

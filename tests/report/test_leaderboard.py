@@ -314,6 +314,10 @@ def test_the_advice_follows_from_the_numbers(table: pd.DataFrame) -> None:
     swapped = COSTS.assign(forwards=COSTS["forwards"].where(COSTS["method"] != "rise", 4.0))
     text = re.sub(r"<[^>]*>", "", page(table, PAIRS, swapped))
     assert "Use rise: it costs about 4.0 forward passes, and no method that explains a class scores higher" in text
+    assert "The default" not in text, "it scores lower, beyond doubt"
+    unsure = table.assign(gap_low=table["gap_low"].where(table["method"] != "rise", -0.5))
+    text = re.sub(r"<[^>]*>", "", page(unsure, PAIRS, swapped))
+    assert f"The default, decompx.skipplus, cannot be told from it: rise scores {gap.mean:.3f} higher" in text
 
 
 def test_a_method_that_ignores_the_class_is_never_recommended(table: pd.DataFrame) -> None:

@@ -25,7 +25,7 @@ from subprocess import Popen
 
 import torch
 from tests.audit import stickers
-from tests.bench.nodes import Nodes, ray_nodes
+from tests.bench.nodes import Nodes, processes_of, ray_nodes
 from tests.soak.kills import KILLS, PLAN, TABLES, Figures, _differing, _examine
 from tests.soak.outcome import Outcome
 
@@ -35,7 +35,7 @@ from vitrail.bench import cluster
 from vitrail.bench import run as running
 from vitrail.bench.store import Store
 
-SHARE = 1.3
+SHARE = 3.3
 SHARD = 2  # images
 IMAGES = 24  # of the audit
 ROUND = 10  # kills until a folder may be finished
@@ -178,7 +178,7 @@ def _strike(nodes: Nodes, machines: list[Popen[bytes]], driver: int, dice: rando
         nodes.kill(machines.pop(dice.randrange(len(machines))))
         machines.append(nodes.add(1))
         return "machine"
-    workers = [pid for machine in machines for pid in _workers(machine.pid)]
+    workers = [pid for machine in machines for pid in processes_of(machine.pid) if _has_a_task(pid)]
     if chance < NODE + WORKER and workers:
         os.kill(dice.choice(workers), signal.SIGKILL)
         return "worker"
@@ -186,17 +186,12 @@ def _strike(nodes: Nodes, machines: list[Popen[bytes]], driver: int, dice: rando
     return "driver"
 
 
-def _workers(group: int) -> list[int]:
-    """The processes of a node that have a task."""
-    workers = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            title = (path / "cmdline").read_bytes()
-            if title.startswith(b"ray::") and not title.startswith(OTHERS) and os.getpgid(int(path.name)) == group:
-                workers.append(int(path.name))
-        except (OSError, ProcessLookupError):  # it has just ended
-            continue
-    return workers
+def _has_a_task(pid: int) -> bool:
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return False
+    return title.startswith(b"ray::") and not title.startswith(OTHERS)
 
 
 if __name__ == "__main__":

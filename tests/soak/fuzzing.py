@@ -10,7 +10,7 @@ from tests.fuzz.harness import fuzz, keep
 from tests.fuzz.test_fuzz import FUZZERS
 from tests.soak.outcome import Outcome
 
-SHARE = 1.0
+SHARE = 2.0
 FOUND = Path("build") / "soak"  # inputs that break the promise, to be fixed and moved to tests/fuzz/corpus
 
 

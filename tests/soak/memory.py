@@ -19,7 +19,7 @@ from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import run
 from vitrail.data.base import DataSet, Example
 
-SHARE = 4.0
+SHARE = 1.0
 FEW, MANY = 100, 10_000
 MIB = 2**20
 BOUND = 64 * MIB  # more than a few images; rows and identifiers of many images are about 1 KiB each

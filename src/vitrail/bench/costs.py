@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.calls import split_call
-from vitrail.methods.registry import build_method
+from vitrail.methods.registry import build_method, get_method
 from vitrail.models.view import View
 
 PASSES = 600  # budget per method; a method that needs more runs once
@@ -30,9 +30,12 @@ class Cost:
 def measure_cost(call: str, view: View, image: Tensor) -> Cost:
     """The cost of a method on an image (1, 3, H, W): the median ratio to plain forward passes that alternate with it.
 
+    Both are in full precision: not every CPU gains from half.
     Times are those of the process, on one thread, so that other processes on the machine hardly matter.
     """
     name, params = split_call(call)
+    if "precision" in get_method(name).parameters():
+        params = {"precision": "full", **params}
     method = build_method(name, view, **params)
     repeats = max(1, min(REPEATS, int(PASSES / max(1, sum(method.passes())))))
 

@@ -328,7 +328,7 @@ def _map_key(name: str) -> tuple[str, ...]:
 
 
 def environment(view: View) -> dict[str, Any]:
-    """Versions, device and git state; of the model: preprocessing, fingerprint, precision and commit on the hub."""
+    """Versions, device and git state; of the model: preprocessing, fingerprint, precisions and commit on the hub."""
     versions = {}
     for name in ("torch", "torchvision", "timm", "captum", "numpy", "scipy", "torchmetrics", "transformers", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -344,7 +344,13 @@ def environment(view: View) -> dict[str, Any]:
         "git": _git(),
         "started": datetime.now(UTC).isoformat(),
         "preprocessing": {view.name: view.preprocessing.to_dict()},
-        "models": {view.name: {"fingerprint": view.fingerprint(), "precision": str(view.dtype).removeprefix("torch.")}},
+        "models": {
+            view.name: {
+                "fingerprint": view.fingerprint(),
+                "precision": str(view.dtype).removeprefix("torch."),
+                "half_precision": "float16" if view.gains_from_half else "bfloat16" if view.gains_from_bf16 else None,
+            }
+        },
         "commits": {} if view.commit is None else {view.name: view.commit},
     }
 

@@ -1,21 +1,27 @@
 """The same network with the matrix products of its blocks in half precision, and gradients that keep within its range.
 
 The stream, norms, softmax and the head stay in single precision. Half precision is fp16: it has the ten
-bits of TF32 (bf16 has seven), and what its exponents lack is made up for by powers of two.
+bits of TF32 (bf16 has seven), and what its exponents lack is made up for by powers of two. Recent CPUs multiply
+only bf16 faster than float32, which is enough for scores, not for gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.core.parts import Architecture, Attention, Block, Linear, Mlp
+from vitrail.errors import VitrailError
 
 HALF = torch.float16
+# The narrowest network whose scores a CPU computes faster in bf16: conversions cost as much as narrower products gain.
+NARROWEST = 64
 # The largest gradient that enters the blocks from the head, of each image, lies between this and its double.
 PEAK = 2.0**2
 
@@ -23,6 +29,21 @@ PEAK = 2.0**2
 def is_lowered(parts: Architecture) -> bool:
     """Whether its products are in half precision."""
     return parts.blocks[0].mlp.fc1.weight.dtype == HALF
+
+
+def half_is_allowed() -> bool:
+    """Whether ``precision="auto"`` may use half precision: the environment can forbid it for a process."""
+    choice = os.environ.get("VITRAIL_PRECISION") or "auto"
+    if choice not in ("auto", "full"):
+        raise VitrailError(f"the environment variable VITRAIL_PRECISION must be auto or full, but is {choice}.")
+    return choice == "auto"
+
+
+@cache
+def cpu_multiplies_bf16() -> bool:
+    """Whether an x86 CPU has instructions for matrix products of bf16."""
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.11 may not know
+    return torch.backends.mkldnn.is_available() and any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 class Scaling:
@@ -72,9 +93,11 @@ def lowered(parts: Architecture, dtype: torch.dtype = HALF) -> Architecture:
 
 def _converted(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Copies that are contiguous in memory."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors]).to(dtype)
+    flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)
     parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    copies = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_(copies, tensors)
+    return copies
 
 
 def _bias(linear: Linear) -> Tensor:

@@ -80,12 +80,12 @@ class Variants(Request):
     reading: Reading = field(default_factory=Reading)
     about: tuple[int, ...] = ()
     name: str = "masks"  # of the progress bar
-    reduced: bool = False  # in half precision
+    products: torch.dtype | None = None  # of matrix products, where it is not that of the network
     same: Hashable = None  # requests with an equal value that is not None have the same answer
 
     @property
     def key(self) -> Hashable:
-        return type(self), id(self.view), self.length, self.reading, self.reduced, self.name
+        return type(self), id(self.view), self.length, self.reading, self.products, self.name
 
     @staticmethod
     def inputs(pieces: Sequence[tuple[Any, slice]]) -> tuple[Tensor, ...]:

@@ -329,21 +329,21 @@ class Scheduler:
     def _in_chunks(self, requests: list[Any], bar: Any) -> list[Tensor]:
         """Requests of one key, answered in chunks from the ladder; nothing is computed twice."""
         lead: Variants = requests[0]
-        parts = self.parts(lead.view, HALF if lead.reduced else None)
-        autocast = lead.reduced and parts is None  # of networks without tokens
+        parts = self.parts(lead.view, lead.products)
+        autocast = lead.products is not None and parts is None  # of networks without tokens
 
         def answer(pieces: list[tuple[Any, slice]]) -> Tensor:
             sizes = torch.tensor([size(part) for _, part in pieces])
             about = torch.tensor([request.about for request, _ in pieces]).repeat_interleave(sizes, dim=0)
             inputs = lead.inputs(pieces)
-            with torch.autocast(lead.view.device.type, HALF, enabled=autocast):
+            with torch.autocast(lead.view.device.type, lead.products, enabled=autocast):
                 logits = lead.logits(parts, *inputs)
             return lead.reading(lead.view, logits, about.to(logits.device))
 
         with torch.inference_mode():
             chunk = self.first_chunk(lead.view, lead.length)
             read = torch.cat(self._chunked(requests, chunk, answer, bar))
-            if lead.reduced and not read.isfinite().all():  # beyond the range of half precision
+            if lead.products is not None and not read.isfinite().all():  # beyond the range of half precision
                 parts, autocast = self.parts(lead.view), False
                 read = torch.cat(self._chunked(requests, chunk, answer, counted(0, "")))
         rows = read.clone()  # no longer of inference mode

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.calls import Named, check_parameters
+from vitrail.core.precision import HALF
 from vitrail.engine.maps import spread
 from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, Traced, check_finite, resolved
@@ -90,8 +91,8 @@ class Method(Named):
 
     ``attribute`` returns a signed map per image on the inputs' device, (B, rows, columns) or, for pixel-level methods,
     (B, H, W). With ``shape="input"`` it has the inputs' shape, spread evenly over pixels and channels, total unchanged.
-    ``precision``, a parameter of the methods that bear it: with "auto" a GPU computes matrix products in half
-    precision; "full" keeps the model's own throughout.
+    ``precision``, a parameter of the methods that bear it: with "auto" a GPU, and for some methods a CPU with bf16,
+    computes matrix products in half precision; "full" keeps the model's own throughout.
     """
 
     model: View
@@ -116,6 +117,11 @@ class Method(Named):
     def reduced(self) -> bool:
         """Whether it asks for half precision."""
         return self.bears_half and self.precision == "auto" and self.model.gains_from_half
+
+    @property
+    def products(self) -> torch.dtype | None:
+        """The half precision in which it asks for scores, if any."""
+        return HALF if self.reduced else None
 
     @classmethod
     def unsupported(cls, model: View) -> str | None:

@@ -248,7 +248,7 @@ class IntegratedGradients(PixelGradient):
             reading=target.reading(self.output),
             about=target.about,
             name=self.info.name,
-            reduced=self.reduced,
+            products=self.products,
             make=lambda _: torch.zeros_like(image),
         )
         total, start = yield [gradients, baseline]
@@ -337,7 +337,7 @@ class ExpectedGradients(PixelGradient):
             length=self.model.num_tokens,
             reading=target.reading(self.output),
             about=target.about,
-            reduced=self.reduced,
+            products=self.products,
             name="",  # the bar is that of the gradients
             make=lambda part: references[part],
         )

@@ -70,6 +70,7 @@ class MaskMethod(Method):
     """
 
     bears_half: ClassVar[bool] = True
+    bears_bf16: ClassVar[bool] = False  # which has seven bits where fp16 has ten
     no_aggregation: ClassVar[str] = "a mask method has no layers"
 
     def __post_init__(self) -> None:
@@ -77,6 +78,13 @@ class MaskMethod(Method):
         seed = getattr(self, "seed", 0)
         if not SEEDS[0] <= seed < SEEDS[1]:
             raise VitrailError(f"seed must be an integer of at most 64 bits, but got {seed}.")
+
+    @property
+    def products(self) -> torch.dtype | None:
+        """The half precision in which it asks for scores, if any."""
+        if self.bears_bf16 and self.precision == "auto" and self.model.gains_from_bf16:
+            return torch.bfloat16
+        return super().products
 
     def needs(self) -> Sequence[TraceSpec]:
         return [tokens_spec(self.model)] if getattr(self, "space", "pixels") == "tokens" else []
@@ -108,7 +116,7 @@ class MaskMethod(Method):
         raise NotImplementedError
 
     def scorer(self, subject: Subject, output: str) -> Scorer:
-        return Scorer(view=self.model, subject=subject, output=output, name=self.info.name, reduced=self.reduced)
+        return Scorer(view=self.model, subject=subject, output=output, name=self.info.name, products=self.products)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +127,7 @@ class Scorer:
     subject: Subject
     output: str
     name: str  # of the progress bar
-    reduced: bool = False  # whether in half precision
+    products: torch.dtype | None = None  # half precision, if they are computed in one
 
     def subsets(self, keep: Tensor) -> Subsets:
         """The scores (M,) with only the patches ``keep`` (M, k) present."""
@@ -164,7 +172,7 @@ class Scorer:
             "reading": target.reading(self.output),
             "about": target.about,
             "name": self.name,
-            "reduced": self.reduced,
+            "products": self.products,
         }
 
 

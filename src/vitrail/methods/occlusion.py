@@ -57,6 +57,7 @@ class Rise(MaskMethod):
     protocol: Literal["default", "authors", "rise", "tis"] = "default"
 
     version: ClassVar[int] = 2
+    bears_bf16: ClassVar[bool] = True
 
     def explain_one(self, subject: Subject) -> Explained:
         count = self.masks if self.masks is not None else 6000 if self.protocol in ("authors", "rise") else 4000
@@ -179,6 +180,7 @@ class ScoreCam(MaskMethod):
     variant: Literal["eq1", "library"] = "eq1"
 
     version: ClassVar[int] = 2
+    bears_bf16: ClassVar[bool] = True
 
     def needs(self) -> Sequence[TraceSpec]:
         return [features_spec(self.model, self.layer)]
@@ -287,7 +289,7 @@ class AtMan(TokenMethod, MaskMethod):
             reading=Surprise(target.against is not None),
             about=target.about,
             name=self.info.name,
-            reduced=self.reduced,
+            products=self.products,
             tokens=tokens,
             factors=factors,
         )

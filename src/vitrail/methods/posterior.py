@@ -66,6 +66,7 @@ class Posterior(TokenMethod, MaskMethod):
     seed: int = 0
 
     version: ClassVar[int] = 2
+    bears_bf16: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

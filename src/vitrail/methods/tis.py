@@ -31,6 +31,7 @@ class Tis(TokenMethod, MaskMethod):
     """
 
     version: ClassVar[int] = 2
+    bears_bf16: ClassVar[bool] = True
 
     output: Output = "probability"
     masks: int = 1024

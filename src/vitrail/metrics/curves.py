@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.core.precision import HALF
 from vitrail.engine.noise import noise
 from vitrail.engine.requests import Asking, Pictures, Request, Subsets, Tokens
 from vitrail.errors import VitrailError
@@ -79,7 +80,7 @@ def pixel_curve(
         lambda part: torch.where(place < taken[part], end, start),
         Standing(),
         name="curves",
-        reduced=precision == "auto" and case.view.gains_from_half,
+        products=HALF if precision == "auto" and case.view.gains_from_half else None,
         same=(id(case), same),
     )
 
@@ -95,7 +96,7 @@ def token_curve(case: Case, keep: Sequence[Tensor], precision: Precision, same: 
             reading=Standing(),
             about=(case.target,),
             name="curves",
-            reduced=precision == "auto" and case.view.gains_from_half,
+            products=HALF if precision == "auto" and case.view.gains_from_half else None,
             same=(id(case), same, i),
             tokens=tokens,
             keep=patches[None],

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.core.precision import NARROWEST, cpu_multiplies_bf16, half_is_allowed
 from vitrail.errors import VitrailError
 from vitrail.models.labels import is_number, plain_name, plain_names
 from vitrail.models.translation import unpacked
@@ -87,8 +88,15 @@ class View:
 
     @property
     def gains_from_half(self) -> bool:
-        """Whether matrix products in half precision are faster than in that precision."""
-        return self.device.type == "cuda" and self.precision == torch.float32 and torch.cuda.is_bf16_supported()
+        """Whether a GPU is faster where matrix products are in half precision."""
+        able = self.device.type == "cuda" and self.precision == torch.float32 and torch.cuda.is_bf16_supported()
+        return half_is_allowed() and able
+
+    @property
+    def gains_from_bf16(self) -> bool:
+        """Whether a CPU is faster where matrix products are in bf16."""
+        able = self.device.type == "cpu" and self.dtype == torch.float32 and cpu_multiplies_bf16()
+        return half_is_allowed() and able and self.has_tokens and self.width >= NARROWEST
 
     @property
     def num_outputs(self) -> int:

@@ -244,6 +244,11 @@ class _Board:
         self.speeds: list[float] = known["images_per_second"].tolist()
 
     @property
+    def default(self) -> int | None:
+        """The method that ``vitrail.explain`` uses by default."""
+        return self.numbers.methods.index(REFERENCE) if REFERENCE in self.numbers.methods else None
+
+    @property
     def order(self) -> list[int]:
         """The methods by falling score."""
         order = np.argsort(-np.nan_to_num(self.numbers.scores.mean, nan=-np.inf), kind="stable")
