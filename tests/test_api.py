@@ -194,11 +194,24 @@ def test_another_order_gives_the_same_maps(model: View) -> None:
         ({"start_layers": 1}, "no parameter start_layers; it has: start_layer=None"),
         ({"start_layer": 99}, "layer 99 does not fit"),
         ({"shape": "input"}, "shape="),
+        ({"method": "rise(shape=map)"}, "shape="),
+        ({"method": "rise(masks=8"}, "cannot parse 'rise\\(masks=8'"),
+        ({"method": "rise(mask=8)"}, "rise has no parameter mask"),
     ],
 )
 def test_wrong_requests(options: dict[str, Any], message: str, model: View) -> None:
     with pytest.raises(VitrailError, match=message):
         vitrail.explain(model, [noise(32, 32, 0), noise(32, 32, 1)], **options)
+
+
+def test_a_call_names_a_method_with_its_parameters(model: View) -> None:
+    image = noise(32, 32, 0)
+    expected = vitrail.explain(model, image, "rise", masks=8, seed=3)
+    torch.testing.assert_close(vitrail.explain(model, image, "rise(masks=8, seed=3)").map, expected.map)
+    ex = vitrail.explain(model, image, "rise(masks=8, seed=1)", seed=3)  # keywords override
+    assert ex.params == expected.params
+    torch.testing.assert_close(ex.map, expected.map)
+    assert vitrail.similar(model, image, image, "rise(masks=8)").second.params["masks"] == 8
 
 
 def test_against_the_predicted_class_nothing_is_left(model: View, photo: Image.Image) -> None:

@@ -287,7 +287,8 @@ def outside(size: tuple[int, int]) -> np.ndarray:
         (outside((90, 200)), "the region lies outside the part of the image"),
         (np.ones((90, 200, 3)), "a mask is a picture, or an array of shape"),
         (np.array([["a"]]), "a mask is a picture, or an array of shape"),
-        ("nowhere.png", "cannot read the mask"),
+        ("nowhere.png", r"^cannot read the mask nowhere\.png: No such file or directory\.$"),
+        (__file__, r"^cannot read the mask .*: it is not an image\.$"),
     ],
 )
 def test_wrong_masks_get_one_sentence(mask: Any, message: str) -> None:

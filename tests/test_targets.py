@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ from vitrail.methods.registry import list_methods
 from vitrail.metrics.sanity import randomised
 from vitrail.models.questions import answering, compared, grouped
 from vitrail.models.view import View
-from vitrail.targets import Callable, Class, Contrast, Group, Similarity, Text, read_groups
+from vitrail.targets import Callable, Class, Contrast, Group, Region, Similarity, Text, read_groups
 
 VIT, SWIN = "timm_vit", "timm_swin"
 QUICK = {"steps": 3, "samples": 8, "masks": 12, "permutations": 4, "window": 16, "stride": 8}
@@ -217,11 +218,11 @@ def test_groups_from_a_file(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(VitrailError, match=message):
             read_groups(path)
-    for wrong in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(VitrailError, match="cannot read the groups of"):
+    for wrong, reason in ((tmp_path / "none.txt", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(VitrailError, match=rf"^cannot read the groups of {re.escape(str(wrong))}: {reason}\.$"):
             read_groups(wrong)
     path.write_bytes(b"\xff\xfe\x00a")
-    with pytest.raises(VitrailError, match="cannot read the groups of"):
+    with pytest.raises(VitrailError, match=r"^cannot read the groups of .*: it is not text in UTF-8\.$"):
         read_groups(path)
 
 
@@ -636,6 +637,15 @@ def unchecked(target: Any, against: Any = None, name: str = VIT, method: str | N
         (Group("cow"), {}, "has no class 'cow'"),
         (Group([5]), {}, "there is no class 5"),
         (Group([0.5]), {}, "a class is an integer or a name, but got 0.5"),  # type: ignore[list-item]
+        (Group(""), {}, "the name of a class is empty: give a name or a number"),
+        (Group("bee,"), {}, "the name of a class is empty"),
+        (Class(" "), {}, "the name of a class is empty"),
+        (True, {}, "a class is an integer or a name, but got True"),
+        (np.array([True]), {}, "but got True"),
+        (Group([False]), {}, "but got False"),
+        (logit, {}, r"the function logit is no class: ask about a function as targets.Callable\(function\)"),
+        (3, {"against": lambda tokens, pooled, logits: logits[:, 0]}, "the function <lambda> is no class"),
+        (Region(np.ones((3, 7))), {}, "has no output per patch"),  # whatever the size of the mask
         (Group("b*"), {"name": "timm_vit_avg"}, r"has no class names that 'b\*' could match"),
         (Group([0, 1]), {"against": Group([1, 2])}, "'bee' is both in the target and in what it is opposed to"),
         (Group([0, 1]), {"against": 1}, "'bee' is both in the target"),
@@ -650,7 +660,7 @@ def unchecked(target: Any, against: Any = None, name: str = VIT, method: str | N
         (Contrast(0, 1), {"against": 2}, "a Contrast names what its target is opposed to"),
         (Contrast(Contrast(0, 1), 2), {}, "a class is an integer or a name"),
         ([Group([0]), Group([1])], {}, "there are 2 targets for 1 images: give one, or one per image"),
-        (Text("a cat"), {}, "is a classifier and reads no texts: ask about one of its classes, or load a model of"),
+        (Text("a cat"), {}, "reads no texts: ask about one of its classes, or load a model of images and texts with"),
         (Text("bee"), {}, "reads no texts"),
         (Text(" "), {}, "a prompt is a text that is not empty, but got ' '"),
         (Text(None), {}, "a prompt is a text that is not empty, but got None"),  # type: ignore[arg-type]
@@ -740,17 +750,37 @@ def test_the_model_is_left_as_it_was(kind: str) -> None:
     assert not module.head.weight.requires_grad
 
 
-def test_a_function_that_fails_leaves_the_model_alone() -> None:
-    for name in (VIT, SWIN):
-        module = families.build(name)
-        before, view = state_of(module), vitrail.wrap(module)
+@pytest.mark.parametrize("name", [VIT, SWIN])
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ValueError("no such probe"), r"\(ValueError: no such probe\)\."),
+        (ZeroDivisionError("division by zero."), r"\(ZeroDivisionError: division by zero\)\."),
+        (RuntimeError("shapes differ\nsee above"), r"\(RuntimeError: shapes differ\)\."),
+        (AssertionError(), r"\(AssertionError\)\."),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_function_that_fails_leaves_the_model_alone(name: str, error: Exception, shown: str) -> None:
+    module = families.build(name)
+    before, view = state_of(module), vitrail.wrap(module)
 
-        def failing(tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
-            raise ValueError("no such probe")
+    def failing(tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
+        raise error
 
-        with pytest.raises(VitrailError, match=r"failing failed.*\(ValueError: no such probe\)"):
-            vitrail.explain(view, batch(name, 1, torch.float32)[0], "grad_cam", Callable(failing))
-        assert_same_state(before, state_of(module))
+    with pytest.raises(VitrailError, match=rf"^failing failed.*{shown}$") as refused:
+        vitrail.explain(view, batch(name, 1, torch.float32)[0], "grad_cam", Callable(failing))
+    assert refused.value.__cause__ is error
+    assert_same_state(before, state_of(module))
+
+
+def test_a_function_can_be_interrupted_and_run_out_of_memory() -> None:
+    def failing(tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
+        raise error
+
+    for error, raised in ((KeyboardInterrupt(), KeyboardInterrupt), (MemoryError(), VitrailError)):
+        with pytest.raises(raised, match="does not fit in memory" if raised is VitrailError else None):
+            vitrail.explain(labelled(), batch(VIT, 1)[0], target=Callable(failing))
 
 
 def test_embeddings_of_other_images_are_no_weights_of_the_model() -> None:

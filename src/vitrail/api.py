@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitrail.calls import split_call
 from vitrail.data.annotations import class_map, posed_class_map
 from vitrail.data.images import ImageSource, read_image
 from vitrail.engine.modes import own_modes
@@ -145,7 +146,8 @@ def explain(
     Args:
         model: a view, a module that ``wrap`` accepts, or a name that ``load`` accepts.
         image: path, PIL image, uint8 array HWC, normalised tensor CHW or BCHW; a list or a batch returns a list.
-        method: a name from ``list_methods``; None = "decompx.skipplus", or "vit_cx" for hierarchical models.
+        method: a name from ``list_methods``, or a call such as "rise(masks=256)"; None = "decompx.skipplus", or
+            "vit_cx" for hierarchical models.
         target: the class to explain, by index or name, or a list with one per image; None = the predicted class. For
             models of images and texts, a text that is no class yet becomes one. Or one of ``vitrail.targets``: a group
             of classes, the similarity to another image, a class in a region or of a box, any function.
@@ -155,8 +157,11 @@ def explain(
         batch_size: images per batch; None = by device.
         pairs: with "decompx" and a ``Similarity``, also split it into pairs of patches: two backward passes for each
             channel of the embedding.
-        params: parameters of the method.
+        params: parameters of the method; they override those of a call.
     """
+    if isinstance(method, str) and "(" in method:
+        method, called = split_call(method)
+        params = called | params
     if "shape" in params:
         raise VitrailError("shape= is a parameter of a method's attribute(): use heatmap() for the map on the image.")
     view = as_view(model)
@@ -183,16 +188,17 @@ def _explain_question(
     sources: list[Any],
     method: str | None,
     wanted: list[TargetSpec],
+    against: TargetSpec,
     *options: Any,
 ) -> list[list[Explanation]]:
     """For each image the explanations of its targets, in their order."""
-    each = [one_for_each(view, target, len(sources)) for target in wanted]
+    each = [one_for_each(view, target, against, len(sources)) for target in wanted]
     if all(targets is None for targets in each):
-        return _explain_all(view, sources, method, wanted, *options)
+        return _explain_all(view, sources, method, wanted, against, *options)
     rows: list[list[Explanation]] = []
     for i, source in enumerate(sources):
         single = [target if targets is None else targets[i] for target, targets in zip(wanted, each, strict=True)]
-        rows += _explain_all(view, [source], method, single, *options)
+        rows += _explain_all(view, [source], method, single, against, *options)
     return rows
 
 

@@ -39,6 +39,11 @@ class SimilarImages:
         return self.first.probability
 
     @property
+    def title(self) -> str:
+        """The similarity in words: ``cosine −0.050``."""
+        return f"{self.first.measure} {self.score:.3f}".replace("-", "−")
+
+    @property
     def pairs(self) -> Tensor | None:
         """(N, N): the share of each patch of the first image (rows) with each of the second; None but for decompx."""
         return self.first.pairs
@@ -64,8 +69,7 @@ class SimilarImages:
         if boxes:
             shown = sum(share for *_, share in boxes)
             lines.append(f"{len(boxes)} pairs of patches with the largest shares, together {shown:.3f}")
-        title = f"{self.first.measure} {self.score:.3f}".replace("-", "−")
-        return labelled(linked(sides[0], sides[1], boxes), title, lines, [self.first.legend(look)])
+        return labelled(linked(sides[0], sides[1], boxes), self.title, lines, [self.first.legend(look)])
 
     def to_dict(self) -> dict[str, Any]:
         """Both explanations, as JSON values."""
@@ -98,7 +102,7 @@ def similar(
         model: a view, a module that ``wrap`` accepts, or a name that ``load`` accepts; a plain Vision Transformer.
         first: path, PIL image, uint8 array HWC or normalised tensor CHW.
         second: likewise.
-        method: a name from ``list_methods``; None = the default of ``explain``. With "decompx" the similarity is also
+        method: a name from ``list_methods``, or a call; None = the default of ``explain``. With "decompx" the similarity is also
             split into ``pairs`` of patches, which takes two backward passes for each channel of the embedding.
         measure: "cosine" or "dot".
         pairs: False leaves the pairs out.

@@ -34,6 +34,7 @@ from vitrail.models.questions import (
     embed,
     grouped,
     in_mask,
+    segmenting,
 )
 from vitrail.models.view import View
 
@@ -231,6 +232,7 @@ class Region(Place):
     target: int | str | None = None
 
     def posed(self, view: View, look: Look) -> View:
+        segmenting(view)  # refuses a model without regions before anything is wrong with the mask
         mask = read_mask(self.mask)
         height, width = mask.shape
         sizes = {picture.image.size for picture in look()}
@@ -277,7 +279,8 @@ class Box(Place):
 
     def index(self, view: View) -> int | None:
         """The number of the class."""
-        return None if self.target is None else view.class_index(self.target)
+        target = _plain(view, self.target)
+        return None if target is None else view.class_index(target)
 
     def same_as(self, other: Any) -> bool:
         return isinstance(other, Box) and self.query == other.query
@@ -286,11 +289,14 @@ class Box(Place):
 def read_mask(source: str | Path | Image.Image | np.ndarray | Tensor) -> NDArray[np.bool_]:
     """(H, W): where a mask is not 0; of a picture, where any of its colours is not black and it is not transparent."""
     if isinstance(source, str | Path):
+        path = source
         try:
-            source = Image.open(source)
+            source = Image.open(path)
             source.load()
-        except (OSError, Image.DecompressionBombError) as error:
-            raise VitrailError(f"cannot read the mask: {error}.") from None
+        except Image.UnidentifiedImageError:
+            raise VitrailError(f"cannot read the mask {path}: it is not an image.") from None
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise VitrailError(f"cannot read the mask {path}: {_reason(error)}.") from None
     values: NDArray[Any]
     if isinstance(source, Image.Image):
         values = np.asarray(source)
@@ -318,6 +324,8 @@ def pose(view: View, target: Any, against: Any, see: See, look: Look) -> tuple[V
         if not isinstance(target, Place) or (isinstance(against, Place) and not target.same_as(against)):
             raise VitrailError("classes can only be opposed to each other at the same place: give against= a class.")
         rival = against.target if isinstance(against, Place) else against
+        if isinstance(rival, BeyondClass):
+            raise VitrailError(f"{_called(target)} cannot be opposed to {_called(rival)}: give against= a class.")
         return target.posed(view, look), _plain(view, target.target), _plain(view, rival)
     view = view.asked_about(target, against)
     questions = [spec for spec in (target, against) if isinstance(spec, BeyondClass)]
@@ -335,15 +343,15 @@ def pose(view: View, target: Any, against: Any, see: See, look: Look) -> tuple[V
     return posed, indices[0], indices[1] if len(indices) > 1 else None
 
 
-def one_for_each(view: View, target: Any, count: int) -> list[Any] | None:
+def one_for_each(view: View, target: Any, against: Any, count: int) -> list[Any] | None:
     """Targets that need views of their own, one for each of ``count`` images; None if one view serves all.
 
-    A class of a detector is that of the surest box in each image.
+    A class of a detector is that of the surest box in each image, unless it is opposed to more than a class.
     """
     several = isinstance(target, list | tuple | Tensor | np.ndarray)
     targets = list(target) if several else [target] * count
     if isinstance(view, Detector) and view.question is None:
-        targets = [_boxed(single) for single in targets]
+        targets = [_boxed(single, against) for single in targets]
     elif not several or not any(isinstance(single, BeyondClass | Place | Contrast) for single in targets):
         return None
     if len(targets) != count:
@@ -351,12 +359,11 @@ def one_for_each(view: View, target: Any, count: int) -> list[Any] | None:
     return targets
 
 
-def _boxed(target: Any) -> Any:
-    """A class of a detector as that of a box."""
+def _boxed(target: Any, against: Any) -> Any:
+    """A class of a detector as that of a box; as it is where the question is no class of a box."""
     if isinstance(target, Contrast):
-        return Contrast(_boxed(target.target), target.against)
-    target = target.name if isinstance(target, Class) else target
-    return target if isinstance(target, BeyondClass | Place) else Box(None, target)
+        return Contrast(_boxed(target.target, target.against), target.against)
+    return target if isinstance(target, BeyondClass | Place) or isinstance(against, BeyondClass) else Box(None, target)
 
 
 def read_groups(path: str | Path) -> dict[str, Group]:
@@ -364,8 +371,10 @@ def read_groups(path: str | Path) -> dict[str, Group]:
     groups: dict[str, Group] = {}
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise VitrailError(f"cannot read the groups of {path}: {error}.") from None
+    except UnicodeDecodeError:
+        raise VitrailError(f"cannot read the groups of {path}: it is not text in UTF-8.") from None
+    except OSError as error:
+        raise VitrailError(f"cannot read the groups of {path}: {_reason(error)}.") from None
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         name, colon, classes = (part.strip() for part in text.partition(":"))
@@ -378,15 +387,22 @@ def read_groups(path: str | Path) -> dict[str, Group]:
     return groups
 
 
+def _reason(error: Exception) -> str:
+    """Why a file cannot be read, in a few words."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def _plain(view: View, spec: Any) -> Any:
     """A class or text as callers may also write it."""
+    if callable(spec):
+        raise VitrailError(f"{_called(spec)} is no class: ask about a function as targets.Callable(function).")
     if isinstance(spec, Text):
         if not isinstance(spec.prompt, str) or not spec.prompt.strip():
             raise VitrailError(f"a prompt is a text that is not empty, but got {spec.prompt!r}.")
         if not view.reads_texts:
             raise VitrailError(
-                f"{view.name} is a classifier and reads no texts: ask about one of its classes, or load a model of "
-                "images and texts with prompts=."
+                f"{view.name} reads no texts: ask about one of its classes, or load a model of images and texts with "
+                "prompts=."
             )
         if is_number(spec.prompt):
             raise VitrailError(f"the prompt {spec.prompt!r} would be the number of a class: write it in words.")
@@ -401,8 +417,10 @@ def _plain(view: View, spec: Any) -> Any:
 
 def _called(spec: Any) -> str:
     """A target, as text."""
-    if isinstance(spec, BeyondClass | Contrast):
+    if isinstance(spec, BeyondClass | Contrast | Place):
         return f"a {type(spec).__name__}"
+    if callable(spec):
+        return f"the function {getattr(spec, '__name__', type(spec).__name__)}"
     return "the predicted class" if spec is None else repr(spec)
 
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
+from vitrail.core.memory import out_of_memory
 from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture, mapped, tensors_of
 from vitrail.core.precision import lowered
 from vitrail.data.base import DataSet
-from vitrail.engine.modes import out_of_memory, own_modes
+from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Tokens, check_finite
 from vitrail.engine.scheduler import Scheduler
 from vitrail.engine.trace import read_parts, trace

@@ -289,10 +289,10 @@ def test_a_bug_is_told_without_a_traceback(
     vit: Run, tiny: list[str], photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
-        raise ZeroDivisionError("oh no")
+        raise ZeroDivisionError("oh no.")
 
     monkeypatch.setattr("vitrail.cli.explain.print_model", broken)
-    assert "ZeroDivisionError: oh no" in error_line(vit("explain", photo, *tiny))
+    assert "ZeroDivisionError: oh no. This is a bug" in error_line(vit("explain", photo, *tiny))
     monkeypatch.setenv("VITRAIL_TRACEBACK", "1")
     monkeypatch.setattr(sys, "argv", ["vitrail", "explain", str(photo), *tiny])
     with pytest.raises(ZeroDivisionError):

@@ -19,7 +19,7 @@ import vitrail
 from vitrail.engine.trace import trace
 from vitrail.errors import VitrailError
 from vitrail.models.detection import Detector
-from vitrail.targets import Box, Contrast, Region
+from vitrail.targets import Box, Class, Contrast, Group, Region, Similarity, Text
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 SIZE, GRID, QUERIES = (32, 48), (4, 6), 6
@@ -220,11 +220,48 @@ def test_a_detector_is_measured_by_its_surest_box() -> None:
         (Box(1, "unicorn"), "has no class 'unicorn'"),
         (Contrast(Box(1, "dog"), Box(2, "dog")), "at the same place"),
         (Region(np.ones(SIZE, bool)), "has no output per patch"),
+        (Box("3"), r"a box is named by its number, as boxes\(image\) lists them, but got '3'"),  # type: ignore[arg-type]
+        (Box(2.0), "but got 2.0"),  # type: ignore[arg-type]
+        (Box(True), "but got True"),
+        (Contrast(Box(1, "dog"), Group(["cat"])), "a Box cannot be opposed to a Group: give against= a class"),
+        (Text("dog"), "reads no texts: ask about one of its classes"),
+        (Box(None, Text("dog")), "reads no texts"),  # type: ignore[arg-type]
+        (lambda tokens, pooled, logits: logits[:, 0], "the function <lambda> is no class"),
+        (Similarity(np.zeros((8, 8, 3), np.uint8)), "is a detector, which has an embedding for each box and none"),
     ],
 )
 def test_wrong_questions_get_one_sentence(target: Any, message: str) -> None:
     with pytest.raises(VitrailError, match=message):
         vitrail.explain(view_of(yolos()), images(1)[0], target=target)
+
+
+def test_images_are_not_compared_by_a_detector() -> None:
+    with pytest.raises(VitrailError, match="and none for the image: ask about a box, or compare images with"):
+        vitrail.similar(view_of(yolos()), *images(2))
+
+
+def test_a_class_is_opposed_to_a_group() -> None:
+    module, pixels = yolos(), images(1)
+    view, logits = view_of(module), own(module, pixels)
+    row = logits[0, surest(logits)[0]]
+    for target in ("dog", Class("dog")):
+        made = vitrail.explain(view, pixels[0], "decompx", target, against=Group(["cat", "cup"], "rest"))
+        assert (made.label, made.against_label) == ("dog", "rest")
+        expected = row[OBJECTS.index("dog")] - row[[OBJECTS.index("cat"), OBJECTS.index("cup")]].logsumexp(0)
+        assert made.split["score"] == pytest.approx(float(expected), abs=1e-9)
+    contrast = vitrail.explain(view, pixels[0], "decompx", Contrast("dog", Group(["cat", "cup"])))
+    assert torch.equal(contrast.map, made.map)
+
+
+def test_no_object_is_not_predicted_beside_a_group() -> None:
+    module, pixels = yolos(), images(1)
+    with torch.no_grad():
+        module.class_labels_classifier.layers[-1].bias[-1] += 20
+    logits = own(module, pixels)
+    likeliest = int(logits[0, surest(logits)[0], :-1].argmax())
+    others = Group([index for index in range(len(OBJECTS)) if index != likeliest], "others")
+    made = vitrail.explain(view_of(module), pixels[0], "decompx", against=others)
+    assert (made.label, made.against_label) == (OBJECTS[likeliest], "others")
 
 
 def test_a_classifier_has_no_boxes() -> None:

@@ -123,7 +123,7 @@ def _run() -> str | int | None:
         if isinstance(error, OSError) and error.errno in FULL:  # vitrail.files names its files
             return _fail(f"cannot write to the standard output: {error.strerror}.")
         hint = "This is a bug, please report it; VITRAIL_TRACEBACK=1 prints the traceback."
-        return _fail(f"{type(error).__name__}: {error}. {hint}")
+        return _fail(f"{type(error).__name__}: {str(error).rstrip('.')}. {hint}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What an explanation must not depend on: the caller's modes; and how running out of memory shows."""
+"""What an explanation must not depend on: the caller's modes; and the error for too little memory."""
 
 from __future__ import annotations
 
@@ -53,12 +53,6 @@ class _SinglePrecisionSums:
 
 
 _sums = _SinglePrecisionSums()
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch has no exception of its own for that of a CPU, or of CUDA itself."""
-    messages = ("DefaultCPUAllocator", "CUDA error: out of memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in messages)
 
 
 def too_large(name: str) -> VitrailError:

@@ -17,13 +17,14 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
+from vitrail.core.memory import out_of_memory
 from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture, converted
 from vitrail.core.precision import HALF, Scaling, lowered
 from vitrail.core.rules import get_rule
 from vitrail.engine.captured import captured, forget
 from vitrail.engine.cuda_graph import CAPTURING, synchronize
-from vitrail.engine.modes import out_of_memory, own_modes, too_large
+from vitrail.engine.modes import own_modes, too_large
 from vitrail.engine.requests import (
     Asking,
     Logits,

@@ -27,6 +27,7 @@ from vitrail.models.translation import (
     patch_convolution,
     prefix_tokens,
 )
+from vitrail.models.view import as_integer
 from vitrail.models.vit import ViT
 
 NO_OBJECT = "no object"
@@ -58,6 +59,11 @@ class Detector(ViT):
 
     def candidates(self, logits: Tensor) -> Tensor:
         return self.class_scores(logits)[:, :-1]
+
+    def predicted(self, logits: Tensor) -> Tensor:
+        if self.groups:
+            logits = torch.cat([logits[:, :-1], torch.full_like(logits[:, -1:], -torch.inf)], dim=1)
+        return super().predicted(logits)
 
     def boxes(self, image: Image.Image | Tensor, threshold: float = 0.0) -> list[Detection]:
         """What each detection token says of an upright RGB image, or of a model input (3, H, W), the surest first.
@@ -98,10 +104,13 @@ class Detector(ViT):
 
     def of_box(self, query: int) -> Detector:
         """The view of the class of one box."""
-        if not 0 <= query < self.num_queries:
+        number = as_integer(query)
+        if number is None:
+            raise VitrailError(f"a box is named by its number, as boxes(image) lists them, but got {query!r}.")
+        if not 0 <= number < self.num_queries:
             raise VitrailError(f"there is no box {query} in {self.name}: expected 0…{self.num_queries - 1}.")
-        asked = replace(self, describe=partial(_reading, self.describe, _FIRST + query))
-        return asked.asking({"kind": "box", "query": query}, self.labels)
+        asked = replace(self, describe=partial(_reading, self.describe, _FIRST + number))
+        return asked.asking({"kind": "box", "query": number}, self.labels)
 
 
 def _reading(describe: Any, token: int) -> parts.Architecture:

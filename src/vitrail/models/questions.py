@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.core.memory import out_of_memory
 from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture, Dense, Head, Linear, Norm, converted
 from vitrail.errors import VitrailError
@@ -59,7 +60,7 @@ def grouped(view: View, groups: Mapping[str, Sequence[int]]) -> View:
 def embedding(view: View, measure: Measure, token: int | None = None) -> ViT:
     """A view whose outputs are the channels of what the head reads, or of one token; of length 1 for the cosine."""
     head = partial(_embedding_head, measure=measure, token=token, is_embedding=view.is_embedding)
-    return _with_head(view, head, {"kind": "embedding", "measure": measure, "token": token})
+    return _with_head(_comparable(view), head, {"kind": "embedding", "measure": measure, "token": token})
 
 
 @torch.inference_mode()
@@ -75,7 +76,7 @@ def compared(view: View, embeddings: Mapping[str, Sequence[float]], measure: Mea
     weights = torch.tensor([list(values) for values in embeddings.values()], dtype=torch.float64)
     question = {"kind": "similarity", "embeddings": dict(embeddings), "measure": measure}
     head = partial(_comparing_head, weights=weights, measure=measure, is_embedding=view.is_embedding)
-    return _with_head(view, head, question, [f"similarity to {name}" for name in embeddings])
+    return _with_head(_comparable(view), head, question, [f"similarity to {name}" for name in embeddings])
 
 
 def within(view: View, weights: Sequence[float]) -> ViT:
@@ -141,11 +142,21 @@ def answering(view: View, answer: Answer, name: str) -> View:
     return _with_head(view, partial(replace, answer=checked), question, (name,))
 
 
-def _with_head(
-    view: View, change: Callable[[Head], Head], question: dict[str, Any], labels: Sequence[str] | None = None
-) -> ViT:
+def _comparable(view: View) -> ViT:
+    """The view, or an error if its images have no embedding."""
+    if isinstance(view, Detector):  # nothing is trained by what its patches are after the last block
+        raise VitrailError(
+            f"{view.name} is a detector, which has an embedding for each box and none for the image: ask about a box, "
+            "or compare images with a backbone or a classifier."
+        )
     if not isinstance(view, ViT):
         raise VitrailError(f"{view.name} has no embedding that can be compared: expected a plain Vision Transformer.")
+    return view
+
+
+def _with_head(
+    view: ViT, change: Callable[[Head], Head], question: dict[str, Any], labels: Sequence[str] | None = None
+) -> ViT:
     return view.asking(question, labels, output="score", describe=partial(_described, view.describe, change))
 
 
@@ -200,9 +211,13 @@ def _region_head(head: Head, weights: Tensor) -> Head:
 def _checked(answer: Answer, name: str, tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
     try:
         values = answer(tokens, pooled, logits)
-    except (TypeError, AttributeError, LookupError, ValueError) as error:  # not RuntimeError: memory may have run out
+    except Exception as error:  # it is any function
+        if out_of_memory(error):  # which the scheduler answers with fewer images
+            raise
         blind = "" if tokens is not None else ", of a model that gives it no tokens and no pooled vectors"
-        raise VitrailError(f"{name} failed{blind} ({type(error).__name__}: {error}).") from error
+        reason = (str(error).strip().splitlines() or [""])[0][:300].rstrip(".")
+        shown = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise VitrailError(f"{name} failed{blind} ({shown}).") from error
     if not isinstance(values, Tensor) or tuple(values.shape) != (len(logits),) or not values.is_floating_point():
         shape = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise VitrailError(

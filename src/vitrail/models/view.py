@@ -336,13 +336,14 @@ class View:
 
         Case, spaces, hyphens and underscores do not matter, except to tell two classes apart.
         """
+        if isinstance(target, str) and not target.strip():
+            raise VitrailError("the name of a class is empty: give a name or a number.")
         if isinstance(target, str) and is_number(target):
             target = int(target)
         if not isinstance(target, str):
-            try:
-                index = operator.index(target)
-            except TypeError:
-                raise VitrailError(f"a class is an integer or a name, but got {target!r}.") from None
+            index = as_integer(target)
+            if index is None:
+                raise VitrailError(f"a class is an integer or a name, but got {target!r}.")
             if not 0 <= index < self.num_classes:
                 raise VitrailError(f"there is no class {target} in {self.name}: expected 0…{self.num_classes - 1}.")
             return index
@@ -436,6 +437,14 @@ def _flat(state: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
             yield name, value
         elif isinstance(value, tuple):
             yield from _flat((f"{name}.{i}", part) for i, part in enumerate(value))
+
+
+def as_integer(value: Any) -> int | None:
+    """The number that an integer of any library is; None for anything else, a bool too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def check_floats(images: Any) -> None:
