@@ -186,6 +186,28 @@ def test_other_prompts_replace_its_own() -> None:
         vitrail.load("scenes-text", num_classes=3)
 
 
+def test_a_text_that_differs_in_words_that_are_not_read_is_the_same_class() -> None:
+    image = Image.fromarray(CaptionedScenes(1, 5)[0].image)
+    expected = vitrail.explain(model(), image, target="a red star")
+    for text in ("red star", "The RED, star!"):
+        ex = vitrail.explain(model(), image, target=text)
+        assert (ex.label, ex.probability, ex.model) == ("a red star", expected.probability, expected.model)
+        with pytest.raises(VitrailError, match="target and against are both a red star"):
+            vitrail.explain(model(), image, target=text, against="a red star")
+    with pytest.raises(VitrailError, match="target and against are both a large star"):  # neither is a class yet
+        vitrail.explain(model(), image, target="a large star", against="large star")
+    ex = vitrail.explain(model(), image, target="red star", against="red star on the left")
+    assert (ex.label, ex.against_label) == ("a red star", "red star on the left")
+
+
+def test_the_name_of_a_class_is_no_text_that_it_reads() -> None:
+    image = Image.fromarray(CaptionedScenes(1, 5)[0].image)
+    view = vitrail.load("scenes-text", prompts={"star": "a red star", "warm": ["a ring", "a red ring"]})
+    texts = ("star", "a star", "the red star", "a ring")
+    labels = [vitrail.explain(view, image, target=text).label for text in texts]
+    assert labels == ["star", "a star", "star", "a ring"]
+
+
 def test_a_saved_explanation_finds_its_texts(tmp_path: Path) -> None:
     Image.fromarray(CaptionedScenes(1, 5)[0].image).save(tmp_path / "scene.png")
     ex = vitrail.explain("scenes-text", tmp_path / "scene.png", target="a large star", against="a ring on the left")

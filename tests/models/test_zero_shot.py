@@ -301,14 +301,23 @@ def test_a_classifier_takes_no_prompts(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (None, "an embedded model takes no prompts"),
-        ("vit_tiny_patch16_224", "prompts= is for CLIP and SigLIP of Hugging Face .* got vit_tiny_patch16_224"),
-        ("torchvision:vit_b_16", "prompts= is for CLIP and SigLIP of Hugging Face"),
+        (None, "photo takes no prompts, which are for scenes-text and for CLIP and SigLIP of Hugging Face"),
+        ("scenes", "scenes takes no prompts"),
+        ("vit_tiny_patch16_224", "vit_tiny_patch16_224 takes no prompts"),
+        ("torchvision:vit_b_16", "torchvision:vit_b_16 takes no prompts"),
     ],
 )
 def test_other_names_take_no_prompts(name: str | None, message: str) -> None:
-    with pytest.raises(VitrailError, match=message):
-        vitrail.load(name, prompts=["a cat", "a dog"])
+    for prompts in (["a cat", "a dog"], ["a cat"], []):  # however many they are
+        with pytest.raises(VitrailError, match=f"^{message}"):
+            vitrail.load(name, prompts=prompts)
+
+
+def test_whether_a_folder_takes_prompts_is_asked_before_how_many(folders: Path) -> None:
+    with pytest.raises(VitrailError, match="prompts= is for CLIPModel, .* but got ViTForImageClassification"):
+        vitrail.load(f"hf:{folders / 'hf_vit'}", prompts=["a cat"])
+    with pytest.raises(VitrailError, match="one prompt has nothing to be compared with: give at least two"):
+        vitrail.load(f"hf:{folders / NAMES[0]}", prompts=["a cat"])
 
 
 def test_folders_that_cannot_be_asked_about_texts(folders: Path, tmp_path: Path) -> None:

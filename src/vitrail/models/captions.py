@@ -27,8 +27,12 @@ class WordTokenizer:
         rows = [torch.tensor(self._read(text)) for text in texts]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
+    def plain(self, text: str) -> str:
+        """The words that it reads of a text."""
+        return " ".join(word for word in re.findall(r"[^\W_]+", text.lower()) if word not in self.fillers)
+
     def _read(self, text: str) -> list[int]:
-        words = [word for word in re.findall(r"[^\W_]+", text.lower()) if word not in self.fillers]
+        words = self.plain(text).split()
         unknown = [word for word in words if word not in self._numbers]
         if unknown or not words:
             problem = f"does not know {', '.join(map(repr, unknown))}" if unknown else "finds nothing to look for"

@@ -12,6 +12,7 @@ from vitrail.models import huggingface
 from vitrail.models.translation import linear
 
 MODELS = ("CLIPModel", "SiglipModel", "Siglip2Model")
+KINDS = ("clip", "siglip", "siglip2")  # in their configurations
 native_size = huggingface.native_size
 takes_other_sizes = huggingface.takes_other_sizes
 adapts_to_input = huggingface.adapts_to_input

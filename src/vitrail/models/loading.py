@@ -24,7 +24,7 @@ from vitrail.models.names import classes, is_backbone, is_projecting, tags, with
 from vitrail.models.preprocessing import Preprocess
 from vitrail.models.registry import MODELS, build, is_built_in, is_registered
 from vitrail.models.view import Output, View
-from vitrail.models.wrapping import as_pair, outline, prompts_of, wrap
+from vitrail.models.wrapping import as_pair, outline, prompts_of, reads_no_texts, wrap
 from vitrail.models.zero_shot import Prompts, checked_prompts
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -97,7 +97,10 @@ def load(
     if name is not None and _on_hub(name) and "revision" in model_args:
         name = f"{name}@{model_args.pop('revision')}"
     device, dtype, _ = pick_device(device), pick_dtype(dtype), as_pair(img_size)  # refuse wrong ones before any work
-    prompts = None if prompts is None else checked_prompts(prompts)
+    if prompts is not None:
+        _check_takes_prompts(name)
+        is_unknown = name is not None and name.startswith("hf:")  # until its configuration is read
+        prompts = checked_prompts(prompts, fewest=1 if is_unknown else 2)
     features = features if features is None or isinstance(features, str) else list(features)
     view_args = {
         "labels": labels, "output": output, "prompts": prompts, "features": features, "black_box": black_box
@@ -124,10 +127,6 @@ def load(
         view = embedded.load_embedded(name, prompts)
     elif name.startswith("hf:"):
         view = _load_huggingface(request)
-    elif prompts is not None:
-        raise VitrailError(
-            f"prompts= is for CLIP and SigLIP of Hugging Face (hf:ORG/NAME) and for scenes-text, but got {name}."
-        )
     elif name.startswith("torchvision:"):
         view = _load_torchvision(request)
     elif is_registered(name):
@@ -143,6 +142,16 @@ def load(
     view.module.eval()
     view.module.requires_grad_(False)
     return view.to(device, dtype)
+
+
+def _check_takes_prompts(name: str | None) -> None:
+    """Refuses prompts for a model whose classes are no texts, as far as its name tells."""
+    name = name or embedded.DEFAULT
+    if not (embedded.reads_texts(name) if name in embedded.names() else name.startswith("hf:")):
+        raise VitrailError(
+            f"{name} takes no prompts, which are for scenes-text and for CLIP and SigLIP of Hugging Face (hf:ORG/NAME): "
+            "ask about the classes that it has, or name one of these."
+        )
 
 
 def load_embedder(name: str | None, **options: Any) -> View:
@@ -460,11 +469,17 @@ def _huggingface_loader(request: LoadRequest, source: str, is_local: bool, pin: 
     """The class that loads a model: its backbone, a model of two towers, a detector, a segmenter or a classifier."""
     import transformers
 
-    if request.pool is not None or request.view_args["prompts"] is not None:
+    prompts = request.view_args["prompts"]
+    if request.pool is not None:
         return transformers.AutoModel
     read = transformers.PreTrainedConfig.get_config_dict
     config, _ = _fetch(request.name, lambda: read(source, **pin), not is_local)
     kind = str((config.get("architectures") or [""])[0])
+    if prompts is not None:
+        if config.get("model_type") not in clip.KINDS:
+            raise reads_no_texts(kind)
+        checked_prompts(prompts)
+        return transformers.AutoModel
     huggingface.check_class(kind)
     if kind == huggingface.DETECTOR:
         return transformers.AutoModelForObjectDetection

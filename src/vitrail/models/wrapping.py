@@ -342,15 +342,20 @@ def prompts_of(module: Any, prompts: Prompts | None) -> dict[str, list[str]] | N
     """The prompts of a model with a text tower; None for any other model."""
     kind = type(module).__name__
     if prompts is not None and not zero_shot.is_zero_shot(module):
-        raise VitrailError(
-            f"prompts= is for {', '.join(clip.MODELS)} of Hugging Face and CLIP of open_clip, which read texts, but "
-            f"got {kind}."
-        )
+        raise reads_no_texts(kind)
     if prompts is None and zero_shot.is_zero_shot(module):
         raise VitrailError(
             f'{kind} has no classes of its own: give prompts=["a photo of a cat", "a photo of a dog"] and tokenizer=.'
         )
     return None if prompts is None else zero_shot.checked_prompts(prompts)
+
+
+def reads_no_texts(kind: str) -> VitrailError:
+    """The error for prompts of a model without a text tower."""
+    return VitrailError(
+        f"prompts= is for {', '.join(clip.MODELS)} of Hugging Face and CLIP of open_clip, which read texts, but got "
+        f"{kind}."
+    )
 
 
 def _compared_with(

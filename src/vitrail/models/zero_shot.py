@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -67,14 +67,32 @@ class ZeroShotViT(ViT):
 
     def asked_about(self, *classes: Any) -> View:
         """Itself, or a view of the same model that has the texts that are no classes yet as further classes."""
-        known = {plain_name(label) for label in self.prompts}
+        names, read = {plain_name(label) for label in self.prompts}, {*self._read_alone}
         texts = [item for spec in classes for item in (spec if isinstance(spec, list | tuple) else [spec])]
         added: dict[str, list[str]] = {}
         for text in texts:
-            if isinstance(text, str) and not is_number(text) and plain_name(text) not in known:
-                known.add(plain_name(text))
+            if not isinstance(text, str) or is_number(text):
+                continue
+            if plain_name(text) not in names and self._plain(text) not in read:
+                names.add(plain_name(text))
+                read.add(self._plain(text))
                 added |= checked_prompts([text], fewest=1)
         return self.with_further(added) if added else self
+
+    def classes_named(self, name: str) -> list[int]:
+        """As of any view, but a text that a class reads is this class, before it is the beginning of another."""
+        named, alike = super().classes_named(name), self._read_alone.get(self._plain(name))
+        is_name = any(plain_name(self.label(index)) == plain_name(name) for index in named)
+        return named if is_name or alike is None else [alike]
+
+    @cached_property
+    def _read_alone(self) -> dict[str, int]:
+        """The classes that read a single text, by this text."""
+        return {self._plain(texts[0]): i for i, texts in enumerate(self.prompts.values()) if len(texts) == 1}
+
+    def _plain(self, text: str) -> str:
+        """A text without what the model does not read."""
+        return self.tokenizer.plain(text) if isinstance(self.tokenizer, captions.WordTokenizer) else plain_name(text)
 
     def with_further(self, added: dict[str, list[str]]) -> ZeroShotViT:
         """A view of the same model with more classes; the embeddings of the present ones stay."""
