@@ -537,7 +537,11 @@ def test_why_is_it_wrong(vit: Run, tiny: list[str], labelled: Path, place: Path)
     [
         (["--target", "@label"], "@label is the true class, which is not known of this image: put it into a folder"),
         (["--target", "@truth"], "there is no class '@truth': expected @label, @predicted, a name or a number"),
-        (["--against", "@predicted"], "--target and --against are both @predicted: use two different classes"),
+        (["--against", "@predicted"], "the target and --against are both @predicted: use two different classes"),
+        (["--target", "dog", "--against", "3"], r"--target and --against are both dog: use two different classes\.$"),
+        (["--target", "@label", "--against", "@label"], "--target and --against are both @label"),
+        (["--target", ""], "the name of a class is empty: give a name or a number"),
+        (["--against", " "], "the name of a class is empty"),
         (["--against", "LIKELIEST"], "the predicted class and --against are both .* --target, e.g. --target @label"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def test_a_text_against_a_text(vit: Run, place: Path) -> None:
     assert (ex.label, ex.against_label) == ("a red star", "a large blue object")
 
 
+def test_texts_that_begin_alike_have_files_of_their_own(vit: Run, place: Path) -> None:
+    Image.fromarray(CaptionedScenes(1, 5)[0].image).save(place / "scene.png")
+    explain = ["explain", "scene.png", "--model", "scenes-text", "--no-trust"]
+    for side in ("left", "right"):
+        assert vit(*explain, "--text", f"a large red star on the {side}").code == 0
+    pictures = sorted(path.name for path in place.glob("vitrail-out/*.png"))
+    assert len(pictures) == 2
+    for name in pictures:
+        assert re.fullmatch(r"scene\.decompx\.skipplus\.60-a-large-red-star-on-the-[0-9a-f]{8}\.png", name)
+
+
 def test_wrong_texts(vit: Run, photo: Path, place: Path) -> None:
     explain = ["explain", photo, "--model", "scenes-text"]
     boat = error_line(vit(*explain, "--text", "a red boat"))
@@ -65,7 +77,15 @@ def test_wrong_texts(vit: Run, photo: Path, place: Path) -> None:
     assert "--against and --against-text both" in error_line(vit(*explain, *both))
     for option in ("--text", "--against-text"):
         message = error_line(vit("explain", photo, option, "a red star"))
-        assert "photo is a classifier, which reads no texts: use --target CLASS" in message
+        assert "photo reads no texts: use --target CLASS" in message
+    same = ["--text", "a red star", "--against-text"]
+    for text in ("a red star", "red star"):
+        both = error_line(vit(*explain, *same, text))
+        assert "--text and --against-text are both a red star: use two different classes." in both
+    mixed = error_line(vit(*explain, "--target", "red star", "--against-text", "a red star"))
+    assert "--target and --against-text are both a red star" in mixed
+    agnostic = error_line(vit(*explain, *same, "a blue star", "--method", "raw_attention"))
+    assert "--against-text has no effect" in agnostic
     assert results_in(place) == set()
 
 
@@ -92,7 +112,8 @@ def test_wrong_questions(vit: Run, model: str, photo: Path, place: Path) -> None
     assert "not empty" in error_line(vit(*explain, *PROMPTS, "--prompt", ""))
     assert "there is no class 7" in error_line(vit(*explain, *PROMPTS, "--target", "7"))
     assert "there is no class '@cat'" in error_line(vit(*explain, *PROMPTS, "--target", "@cat"))
-    assert "an embedded model takes no prompts" in error_line(vit("explain", photo, *PROMPTS))
+    for count in (2, 4):  # one prompt, and two
+        assert "photo takes no prompts, which are for scenes-text" in error_line(vit("explain", photo, *PROMPTS[:count]))
     assert results_in(place) == set()
 
 

@@ -107,8 +107,12 @@ def explain(
     as_json: options.Json = False,
 ) -> None:
     """Explain predictions: which parts of an image are evidence for a class, and which against it."""
-    target, against = merged("--target", target, text), merged("--against", against, against_text)
-    if top > 1 and (target is not None or other.target is not None):
+    asked = Question(
+        merged("--target", target, text),
+        merged("--against", against, against_text),
+        ("--target" if text is None else "--text", "--against" if against_text is None else "--against-text"),
+    )
+    if top > 1 and (asked.target is not None or other.target is not None):
         raise VitrailError("--top explains the most likely classes and --target a single class: use only one of them.")
     if sort is not None and sort not in ORDERS:
         raise VitrailError(f"--sort must be name, probability or trust, but got {sort!r}.")
@@ -123,7 +127,7 @@ def explain(
     load_plugins(plugin or [])
     loaded = load(model, device=device, dtype=dtype, **load_options)
     check_reads_texts(loaded, text, against_text)
-    view, question = other.posed(loaded, Question(target, against), [source.path for source in sources])
+    view, question = other.posed(loaded, asked, [source.path for source in sources])
     run = Run(
         console=Console(stderr=as_json, highlight=False),
         method=_build(view, method, params),
@@ -243,7 +247,7 @@ class Run:
 
         view, info = self.method.model, self.method.info
         self.question.check(view)
-        for option, is_set in (("--against", self.question.against is not None), ("--top", self.top > 1)):
+        for option, is_set in ((self.question.options[1], self.question.against is not None), ("--top", self.top > 1)):
             if is_set and not info.class_specific:
                 raise VitrailError(f"{option} has no effect: the map of {info.name} is the same for every class.")
         print_model(self.console, view)
@@ -522,7 +526,8 @@ def _lines(explanation: Explanation, random: dict[str, float], alone: bool) -> I
     if random:
         measured = [(split_call(name)[0], explanation.scores[name], value) for name, value in random.items()]
         scores = [f"{name} {score:.3f} (random {value:.3f})" for name, score, value in measured]
-        yield f"{', '.join(scores)}; higher is better for insertion, lower for deletion"
+        line = f"{', '.join(scores)}; higher is better for insertion, lower for deletion"
+        yield line.replace("-", "−")
 
 
 def _row(path: Path, **values: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitrail.models.view import View
 
 MAX_LENGTH = 60  # characters that are added to a name
+MAX_NAME = 24  # those of a class, a text or a file in it
 
 
 def print_json(result: Any) -> None:
@@ -41,9 +42,31 @@ def _as_json(value: Any) -> Any:
 
 
 def class_part(view: View, index: int) -> str:
-    """``281-tabby``: the index, because two classes can have the same name."""
-    name = "" if view.labels is None else _sanitize(view.labels[index].split(",")[0])[:24].strip("-.")
+    """``281-tabby``: the index, because two classes can have the same name.
+
+    Texts and groups have no numbers of their own: they stand with all that fits, a text that does not with a digest.
+    """
+    label = "" if view.labels is None else view.labels[index]
+    is_group = view.question is not None and view.question["kind"] == "groups"
+    name = readable(label if is_group or view.reads_texts else label.split(",")[0])
+    if view.reads_texts and not is_group and name.replace("-", " ") != label:
+        name = f"{name}-{digest(label)}".strip("-")
     return f"{index}-{name}" if name else f"class-{index}"
+
+
+def file_part(path: Path) -> str:
+    """``coffee-1f0c3a52``: its name, and a digest of its folder too."""
+    return f"{readable(path.stem)}-{digest(str(path.resolve()))}".strip("-")
+
+
+def readable(text: str) -> str:
+    """The beginning of a text as a part of a file name; perhaps nothing."""
+    return _sanitize(text)[:MAX_NAME].strip("-.")
+
+
+def digest(text: str) -> str:
+    """A few characters that tell a text from others."""
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
 
 
 def params_part(params: Mapping[str, Any]) -> str:
@@ -55,7 +78,7 @@ def join_parts(parts: Sequence[str]) -> str:
     """The suffix of a file name: empty without parts, hashed where it would get too long."""
     text = ".".join(part for part in parts if part)
     if len(text) > MAX_LENGTH:
-        text = f"{text[: MAX_LENGTH - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        text = f"{text[: MAX_LENGTH - 9]}-{digest(text)}"
     return f".{text}" if text else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.outputs import class_part
+from vitrail.cli.outputs import class_part, digest, file_part
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Question:
 
     target: str | None = None
     against: str | None = None
+    options: tuple[str, str] = ("--target", "--against")  # which say so
+    digest: str = ""  # of a question about more than classes, whose names do not tell it from others
 
     def check(self, view: View) -> None:
         """Refuses wrong classes before any work."""
@@ -38,9 +41,9 @@ class Question:
         target, against = classes
         if against is not None and against == (PREDICTED if target is None else target):
             name = view.label(against) if isinstance(against, int) else against
-            raise VitrailError(
-                f"--target and --against are both {name}: use two different classes, e.g. --target {LABEL}."
-            )
+            both = f"the target and {self.options[1]}" if target is None else " and ".join(self.options)
+            example = f", e.g. --target {LABEL}" if against == PREDICTED else ""
+            raise VitrailError(f"{both} are both {name}: use two different classes{example}.")
 
     @property
     def texts(self) -> list[str]:
@@ -65,8 +68,8 @@ class Question:
         if LABEL in self.words and label == predicted:
             raise ContrastError(f"the model is right here: it predicts {name}, the true class.")
         source = "predicted class" if self.target in (None, PREDICTED) else "target"
-        option = f"--target, e.g. --target {LABEL}" if self.target in (None, PREDICTED) else "--against"
-        raise ContrastError(f"the {source} and --against are both {name}: choose another class with {option}.")
+        option = f"--target, e.g. --target {LABEL}" if self.target in (None, PREDICTED) else self.options[1]
+        raise ContrastError(f"the {source} and {self.options[1]} are both {name}: choose another class with {option}.")
 
     def class_of(self, view: View, label: int | None) -> int | None:
         """The class of ``target``; None = the predicted one."""
@@ -79,7 +82,7 @@ class Question:
     def parts(self, view: View) -> list[str]:
         """What it adds to the name of a file: ``281-tabby``, ``not-predicted``."""
         target, against = (None if word is None else word_part(view, word) for word in self.words)
-        return [target or "", f"not-{against}" if against else ""]
+        return [target or "", f"not-{against}" if against else "", self.digest]
 
 
 @dataclass(frozen=True)
@@ -90,16 +93,17 @@ class OtherQuestion:
     against: Any = None
     region: Path | None = None  # a mask
     box: int | None = None
+    groups: tuple[str, ...] = ()  # the names of those that --groups has
 
     @property
     def place(self) -> str:
         """Where a class is asked about, in the names of files."""
-        return f"region-{self.region.stem}" if self.region else "" if self.box is None else f"box-{self.box}"
+        return f"region-{file_part(self.region)}" if self.region else "" if self.box is None else f"box-{self.box}"
 
     def posed(self, view: View, question: Question, paths: Sequence[Path]) -> tuple[View, Question]:
         """The view that answers, and the question about its classes; ``question``: that of the other options."""
         from vitrail.api import see
-        from vitrail.targets import Box, Region, pose
+        from vitrail.targets import Box, Region, Similarity, pose
 
         if self.region is not None and len(paths) > 1:
             raise VitrailError(f"--region is the mask of a single image, but there are {len(paths)}: name one.")
@@ -109,16 +113,39 @@ class OtherQuestion:
             return Box(self.box).posed(view, list), question
         if self.target is None and self.against is None:
             return view.asked_about(question.texts), question
-        if (self.target and question.target) or (self.against and question.against):
+        sides = ((self.target, question.target), (self.against, question.against))
+        if any(None not in side for side in sides):
             raise VitrailError(
                 "--target and --against name classes, --group and --similar-to ask for something else: use "
                 "only one for either side."
             )
-        target, against = self.target or question.target, self.against or question.against
+        target, against = (asked if word is None else word for asked, word in sides)
         if any(isinstance(word, str) and word.startswith("@") for word in (target, against)):
             raise VitrailError(f"{LABEL} and {PREDICTED} are classes of single images: name the class instead.")
-        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels, list)
-        return posed, Question(*(None if number is None else str(number) for number in (index, rival)))
+        self._check_names(view)
+        posed, *indices = pose(view, target, against, lambda source: see(view, source).pixels, list)
+        assert posed.question is not None
+        is_similarity = isinstance(self.target, Similarity)
+        identity = str(Path(self.target.other).resolve()) if is_similarity else json.dumps(posed.question["groups"])
+        words = [None if index is None else str(index) for index in indices]
+        return posed, Question(*words, self._options(question), digest(identity))
+
+    def _check_names(self, view: View) -> None:
+        """Tells which groups the file holds where a word is neither one of them nor a class."""
+        asked = [group for group in (self.target, self.against) if group is not None]
+        for group in asked if self.groups else ():
+            try:
+                group.members(view)
+            except VitrailError as error:
+                if group.name is not None:
+                    raise
+                names = ", ".join(self.groups)
+                raise VitrailError(f"{group.classes!r} is no group of --groups, which has {names}: {error}") from None
+
+    def _options(self, question: Question) -> tuple[str, str]:
+        """The options that say what is asked about and what it is opposed to."""
+        target, against = question.options
+        return target if self.target is None else "--group", against if self.against is None else "--against-group"
 
 
 def other_question(
@@ -151,9 +178,10 @@ def other_question(
     ] = None,
 ) -> OtherQuestion:
     """The options that ask for something else than a class."""
-    if sum(value is not None for value in (group or against_group, similar_to, region, box)) > 1:
+    sides = against_group if group is None else group
+    if sum(value is not None for value in (sides, similar_to, region, box)) > 1:
         raise VitrailError("--group, --similar-to, --region and --box ask different questions: use only one of them.")
-    if group is None and against_group is None and similar_to is None:
+    if sides is None and similar_to is None:
         if groups is not None:
             raise VitrailError("--groups names groups, but none is explained: use --group NAME.")
         return OtherQuestion(region=region, box=box)
@@ -164,7 +192,7 @@ def other_question(
         return OtherQuestion(Similarity(similar_to))
     named = {} if groups is None else read_groups(groups)
     target, against = (None if text is None else named.get(text, Group(text)) for text in (group, against_group))
-    return OtherQuestion(target, against)
+    return OtherQuestion(target, against, groups=tuple(named))
 
 
 def merged(option: str, name: str | None, text: str | None) -> str | None:
@@ -185,8 +213,8 @@ def check_reads_texts(view: View, *texts: str | None) -> None:
     """Refuses texts for a classifier."""
     if not view.reads_texts and any(text is not None for text in texts):
         raise VitrailError(
-            f"{view.name} is a classifier, which reads no texts: use --target CLASS, or a model that does, as "
-            "--model scenes-text or a CLIP (--model hf:… --prompt …)."
+            f"{view.name} reads no texts: use --target CLASS, or a model that does, as --model scenes-text or a CLIP "
+            "(--model hf:… --prompt …)."
         )
 
 

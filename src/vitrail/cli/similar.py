@@ -12,7 +12,7 @@ from rich.markup import escape
 from vitrail.calls import parse_parameters, split_call
 from vitrail.cli import options
 from vitrail.cli.explain import print_model
-from vitrail.cli.outputs import file_stems, print_json
+from vitrail.cli.outputs import file_part, file_stems, join_parts, params_part, print_json
 from vitrail.cli.sources import find_sources
 from vitrail.errors import VitrailError
 from vitrail.show.look import Look
@@ -48,9 +48,10 @@ def similar(
     name, params = split_call(method or ("decompx" if pairs else "decompx.skipplus"))
     if pairs and name != "decompx":
         raise VitrailError(f"--pairs needs the exact shares of decompx, but --method is {name}: leave --method out.")
-    sources = find_sources([first, second], out)
-    if len(sources) != 2:
-        raise VitrailError("similar takes two image files, not folders.")
+    for image in (first, second):
+        if Path(image).is_dir():
+            raise VitrailError(f"similar takes two images, but {image} is a folder: give a file inside it.")
+    paths = [find_sources([image], out)[0].path for image in (first, second)]
 
     from vitrail.models.loading import load_embedder
     from vitrail.plugins import load_plugins
@@ -60,12 +61,12 @@ def similar(
     console = Console(stderr=as_json, highlight=False)
     view = load_embedder(model, device=device, dtype=dtype, **load_options)
     print_model(console, view)
-    paths = [source.path for source in sources]
     params |= parse_parameters(param or [])
     images = explain_similarity(view, paths[0], paths[1], name, measure=measure, pairs=pairs, **params)
-    (stem,) = file_stems(paths[:1], out, f".similar-to-{paths[1].stem[:24]}")
+    question = [f"similar-to-{file_part(paths[1])}", measure if measure != "cosine" else ""]
+    (stem,) = file_stems(paths[:1], out, f".{images.first.method}" + join_parts([params_part(params), *question]))
     out.mkdir(parents=True, exist_ok=True)
     picture = images.save(stem.with_name(stem.name + ".png"), look=look)
-    console.print(f"{measure} [bold]{images.score:.3f}[/] → [bold]{escape(str(picture))}[/]", soft_wrap=True)
+    console.print(f"[bold]{images.title}[/] → [bold]{escape(str(picture))}[/]", soft_wrap=True)
     if as_json:
         print_json({"score": images.score, "picture": picture, **images.to_dict()})
