@@ -217,6 +217,13 @@ def test_only_models_that_read_texts_are_asked_about_texts(visit: Visit) -> None
     assert page.is_checked("input[value=class]")
     assert page.locator("#ask label:has([value=text])").is_hidden()
     assert "text=" not in page.url
+    told = "The link asks about a text, which scenes cannot answer: choose another model."
+    assert page.inner_text("#note") == told
+
+
+def test_a_link_without_a_question_is_answered_without_a_note(visit: Visit) -> None:
+    page = explained(visit("#sample=star-and-heart&model=scenes"))
+    assert page.inner_text("#note") == ""
 
 
 @pytest.mark.parametrize(("scheme", "size"), [("light", PHONE), ("dark", (1280, 800))], ids=["phone", "desktop"])

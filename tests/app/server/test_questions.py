@@ -254,6 +254,7 @@ def test_pairs_are_a_job(reading: Served) -> None:
         ({"group": "*"}, "the group holds all 10 classes of scenes: nothing is left to ask."),
         ({"group": "star", "against_group": "star,ring"}, "'star' is both in the target and in what it is opposed to."),
         ({"group": "x" * 4001}, "group: expected at most 4000 characters."),
+        ({"group": "star,"}, "the name of a class is empty: give a name or a number."),
         ({"target": "a red car"}, "scenes has no class 'a red car'. It has 10 classes."),
         ({"target": "star", "group": "ring"}, "target and group ask different questions: send only one of them."),
         ({"against": "star", "against_group": "ring"},
@@ -273,6 +274,26 @@ def test_pairs_are_a_job(reading: Served) -> None:
 )  # fmt: skip
 def test_wrong_questions_are_told_in_a_sentence(client: httpx.Client, fields: dict[str, str], message: str) -> None:
     assert post(client, "explain", 422, sample="star-and-heart", model="scenes", **fields) == {"error": message}
+
+
+@pytest.mark.parametrize("field", ["target", "against", "group", "against_group", "other", "text", "method", "box"])
+def test_an_empty_field_is_not_one_that_was_left_out(client: httpx.Client, field: str) -> None:
+    message = {"error": f"{field}: expected a value, but the field is empty: fill it or leave it out."}
+    named = {"sample": "star-and-heart", "model": "scenes", "trust": False}
+    assert post(client, "explain", 422, **named, **{field: ""}) == message
+    if field in ("target", "group"):
+        blank = post(client, "explain", 422, **named, **{field: "  "})
+        assert blank == {"error": "the name of a class is empty: give a name or a number."}
+
+
+@pytest.mark.parametrize("field", ["image", "other"])
+def test_a_file_field_without_a_file_is_empty(client: httpx.Client, field: str) -> None:
+    """As browsers send it."""
+    named = {"sample": "star-and-heart", "model": "scenes"}
+    answer = post(client, "explain", 422, files={field: ("", b"", "application/octet-stream")}, **named)
+    assert answer["error"].startswith(f"{field}: expected a value, but the field is empty")
+    nothing = post(client, "explain", 415, files={"other": ("other.png", b"", "image/png")}, **named)
+    assert "the upload is empty" in nothing["error"]
 
 
 def test_the_other_picture_is_checked_like_the_first(client: httpx.Client) -> None:
@@ -329,7 +350,9 @@ def test_the_boxes_of_a_detector_are_listed_and_asked_about(detector: View) -> N
     np.testing.assert_allclose(answer["values"], made.map, rtol=1e-3, atol=1e-5)
     assert (answer["label"], answer["against_label"]) == (made.label, "no object")
     assert answer["model"]["question"] == {"kind": "box", "query": query}
-    assert describe_model("yolos", detector)["asks"] == ["class", "group", "box", "similarity"]
+    assert describe_model("yolos", detector)["asks"] == ["class", "group", "box"]
+    with pytest.raises(vitrail.VitrailError, match="is a detector, which has an embedding for each box and none"):
+        tasks.run("explain", detector, similar(), silent)
     with pytest.raises(vitrail.VitrailError, match="there is no box 6"):
         tasks.run("explain", detector, asked(box=6), silent)
 

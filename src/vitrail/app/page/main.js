@@ -11,7 +11,7 @@ import { debounce, find } from "./helpers.js";
 import "./layout.js";
 import "./question.js";
 import { readLink, writeLink } from "./link.js";
-import { clearError, showError } from "./messages.js";
+import { clearError, note, showError } from "./messages.js";
 import { fromText } from "./methods.js";
 import "./removal.js";
 import { restoreOther } from "./similar.js";
@@ -70,9 +70,15 @@ function viewOf(link) {
   };
 }
 
+const ASKED = { group: "about any of several classes", text: "about a text", box: "about a box", region: "about a segment",
+  similarity: "how similar two images are" };
+
 // What the link asks, if this model can be asked so.
 async function questionOf({ ask, otherSample: sample, otherPicture: id }, signal) {
-  if (!state.model.asks.includes(ask.kind)) return { ask: firstAsk() };
+  if (!state.model.asks.includes(ask.kind)) {
+    if (ask.kind in ASKED) note(`The link asks ${ASKED[ask.kind]}, which ${state.model.name} cannot answer: choose another model.`, true);
+    return { ask: firstAsk() };
+  }
   if (ask.kind !== "similarity") return { ask };
   const other = await restoreOther({ sample, id }, signal);
   return other ? { ask: { ...ask, name: other.name, picture: other.prediction.picture }, other } : { ask: firstAsk() };

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from vitrail.app.server.responses import RequestError
@@ -41,7 +41,16 @@ class MemoryRequest(Request):
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
                 raise RequestError(422, f"the form has {repeated[:80]!r} more than once: give each field once.")
+            # FastAPI takes an empty field for one that was left out, and would answer another question
+            empty = next((name for name, value in self._form.multi_items() if _is_empty(value)), None)
+            if empty is not None:
+                raise RequestError(422, f"{empty[:80]}: expected a value, but the field is empty: fill it or leave it out.")
         return self._form
+
+
+def _is_empty(value: UploadFile | str) -> bool:
+    """Whether nothing was filled in: of a file, neither its name nor its content."""
+    return not value if isinstance(value, str) else not value.filename and not value.size
 
 
 class FormRoute(APIRoute):
