@@ -750,6 +750,15 @@ def test_the_model_is_left_as_it_was(kind: str) -> None:
     assert not module.head.weight.requires_grad
 
 
+def raising(error: BaseException) -> Any:
+    """A function that fails."""
+
+    def failing(tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
+        raise error
+
+    return failing
+
+
 @pytest.mark.parametrize("name", [VIT, SWIN])
 @pytest.mark.parametrize(
     ("error", "shown"),
@@ -765,22 +774,19 @@ def test_a_function_that_fails_leaves_the_model_alone(name: str, error: Exceptio
     module = families.build(name)
     before, view = state_of(module), vitrail.wrap(module)
 
-    def failing(tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
-        raise error
-
     with pytest.raises(VitrailError, match=rf"^failing failed.*{shown}$") as refused:
-        vitrail.explain(view, batch(name, 1, torch.float32)[0], "grad_cam", Callable(failing))
+        vitrail.explain(view, batch(name, 1, torch.float32)[0], "grad_cam", Callable(raising(error)))
     assert refused.value.__cause__ is error
     assert_same_state(before, state_of(module))
 
 
 def test_a_function_can_be_interrupted_and_run_out_of_memory() -> None:
-    def failing(tokens: Any, pooled: Any, logits: Tensor) -> Tensor:
-        raise error
-
-    for error, raised in ((KeyboardInterrupt(), KeyboardInterrupt), (MemoryError(), VitrailError)):
-        with pytest.raises(raised, match="does not fit in memory" if raised is VitrailError else None):
-            vitrail.explain(labelled(), batch(VIT, 1)[0], target=Callable(failing))
+    for error, raised, message in (
+        (KeyboardInterrupt("stop"), KeyboardInterrupt, "stop"),
+        (MemoryError(), VitrailError, "one image at a time does not fit in memory"),
+    ):
+        with pytest.raises(raised, match=message):
+            vitrail.explain(labelled(), batch(VIT, 1)[0], target=Callable(raising(error)))
 
 
 def test_embeddings_of_other_images_are_no_weights_of_the_model() -> None:

@@ -1,6 +1,6 @@
-"""Draws the pictures of the method pages and of the styles: `python tools/pictures.py [NAME…]`.
+"""Draws the pictures of the method pages, of the styles and of questions: `python tools/pictures.py [NAME…]`.
 
-One picture per page, made offline with the two embedded models, so that anyone can reproduce them. Rows: a photograph
+One picture per page, made offline with the embedded models, so that anyone can reproduce them. Rows: a photograph
 (Grace Hopper, public domain, from matplotlib's sample data) explained for the predicted class, and a generated scene
 with two objects, explained once for each of them.
 """
@@ -20,18 +20,20 @@ import pandas as pd
 from PIL import Image, ImageDraw
 
 import vitrail
-from vitrail.data import Scenes
+from vitrail.data import CaptionedScenes, Scenes
 from vitrail.show.text import fit_text
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 PHOTO = Path(matplotlib.get_data_path(), "sample_data", "grace_hopper.jpg")
 CAT = files("vitrail.data") / "samples" / "cat.jpg"
-OTHERS = ("styles", "trust")  # drawn by functions of their own
 TRUST = Path(__file__).parents[1] / "docs" / "results" / "trust.csv"
 SCENE = 10  # of Scenes(…, objects=2): two large objects, far apart
+STARS = (42, 357)  # of CaptionedScenes(…, seed=8, objects=3): a red star and a blue one, and something else
+TEXTS = ("a red star", "a blue star")
 
 CELL, GAP, HEADER, FOOTER = 120, 8, 44, 20
-LIMIT = 215_000  # maximum bytes of a picture
+LIMIT = 215_000  # maximum bytes of a PNG
+LOSSY = ("pairs",)  # photographs in full size
 INK, GREY, PAPER = "#1c1c1e", "#636366", "#ffffff"
 
 Column = tuple[str, str, dict[str, Any]]  # caption, method, parameters
@@ -104,12 +106,16 @@ PAGES: dict[str, list[Column]] = {
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or [*PAGES, *OTHERS]
+    others = {"styles": draw_styles, "trust": draw_trust, "texts": draw_texts, "pairs": draw_pairs}
+    wanted = sys.argv[1:] or [*PAGES, *others]
     FOLDER.mkdir(exist_ok=True)
     for page in wanted:
-        picture = {"styles": draw_styles, "trust": draw_trust}[page]() if page in OTHERS else draw_methods(PAGES[page])
-        target = FOLDER / f"{page}.png"
-        target.write_bytes(compressed(picture))
+        picture = others[page]() if page in others else draw_methods(PAGES[page])
+        target = FOLDER / f"{page}{'.webp' if page in LOSSY else '.png'}"
+        if page in LOSSY:
+            picture.save(target, quality=85, method=6)
+        else:
+            target.write_bytes(compressed(picture))
         sys.stdout.write(f"{target.name}: {picture.width}×{picture.height}, {target.stat().st_size / 1000:.0f} kB\n")
 
 
@@ -178,6 +184,28 @@ def draw_trust() -> Image.Image:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return Image.open(buffer).convert("RGB")
+
+
+def draw_texts() -> Image.Image:
+    """Scenes with two stars: why the one, why the other, why the one rather than the other."""
+    model, scenes = vitrail.load("scenes-text"), CaptionedScenes(max(STARS) + 1, seed=8, objects=3, shared="colour")
+    red, blue = TEXTS
+    asked = [(red, None), (blue, None), (red, blue), (blue, red), ("a star", None)]
+    rows = []
+    for number in STARS:
+        scene = scenes[number]
+        maps = [vitrail.explain(model, scene.image, target=text, against=rival) for text, rival in asked]
+        (other,) = (item.caption for item in scene.objects if item.caption not in TEXTS)
+        rows.append(([cropped(maps[0], maps[0].image), *(cropped(ex, ex.overlay()) for ex in maps)], f"and {other}"))
+    return draw(rows, ["", *(text if rival is None else f"{text} rather than {rival}" for text, rival in asked)])
+
+
+def draw_pairs() -> Image.Image:
+    """Two pictures with a cat, and the pairs of patches that make them similar; some minutes on a CPU."""
+    cat = Image.open(str(CAT)).convert("RGB")
+    left = (cat.width - cat.height) // 2
+    square = cat.crop((left, 0, left + cat.height, cat.height)).resize((480, 480), Image.Resampling.LANCZOS)
+    return vitrail.similar("photo", square, FOLDER / "cat_and_cup.jpg", "decompx").picture()
 
 
 def versions(photo: Image.Image) -> dict[str, Image.Image]:

@@ -102,8 +102,9 @@ def similar(
         model: a view, a module that ``wrap`` accepts, or a name that ``load`` accepts; a plain Vision Transformer.
         first: path, PIL image, uint8 array HWC or normalised tensor CHW.
         second: likewise.
-        method: a name from ``list_methods``, or a call; None = the default of ``explain``. With "decompx" the similarity is also
-            split into ``pairs`` of patches, which takes two backward passes for each channel of the embedding.
+        method: a name from ``list_methods``, or a call; None = the default of ``explain``. With "decompx" the
+            similarity is also split into ``pairs`` of patches, which takes two backward passes for each channel of the
+            embedding.
         measure: "cosine" or "dot".
         pairs: False leaves the pairs out.
         params: parameters of the method.

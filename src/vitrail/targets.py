@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitrail.errors import VitrailError
@@ -293,7 +293,7 @@ def read_mask(source: str | Path | Image.Image | np.ndarray | Tensor) -> NDArray
         try:
             source = Image.open(path)
             source.load()
-        except Image.UnidentifiedImageError:
+        except UnidentifiedImageError:
             raise VitrailError(f"cannot read the mask {path}: it is not an image.") from None
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise VitrailError(f"cannot read the mask {path}: {_reason(error)}.") from None

@@ -113,7 +113,8 @@ def test_wrong_questions(vit: Run, model: str, photo: Path, place: Path) -> None
     assert "there is no class 7" in error_line(vit(*explain, *PROMPTS, "--target", "7"))
     assert "there is no class '@cat'" in error_line(vit(*explain, *PROMPTS, "--target", "@cat"))
     for count in (2, 4):  # one prompt, and two
-        assert "photo takes no prompts, which are for scenes-text" in error_line(vit("explain", photo, *PROMPTS[:count]))
+        refused = error_line(vit("explain", photo, *PROMPTS[:count]))
+        assert "photo takes no prompts, which are for scenes-text" in refused
     assert results_in(place) == set()
 
 

@@ -314,7 +314,7 @@ def test_other_names_take_no_prompts(name: str | None, message: str) -> None:
 
 
 def test_whether_a_folder_takes_prompts_is_asked_before_how_many(folders: Path) -> None:
-    with pytest.raises(VitrailError, match="prompts= is for CLIPModel, .* but got ViTForImageClassification"):
+    with pytest.raises(VitrailError, match=r"prompts= is for CLIPModel, .* but got ViTForImageClassification"):
         vitrail.load(f"hf:{folders / 'hf_vit'}", prompts=["a cat"])
     with pytest.raises(VitrailError, match="one prompt has nothing to be compared with: give at least two"):
         vitrail.load(f"hf:{folders / NAMES[0]}", prompts=["a cat"])

@@ -123,12 +123,12 @@ class OtherQuestion:
         if any(isinstance(word, str) and word.startswith("@") for word in (target, against)):
             raise VitrailError(f"{LABEL} and {PREDICTED} are classes of single images: name the class instead.")
         self._check_names(view)
-        posed, *indices = pose(view, target, against, lambda source: see(view, source).pixels, list)
+        posed, index, rival = pose(view, target, against, lambda source: see(view, source).pixels, list)
         assert posed.question is not None
         is_similarity = isinstance(self.target, Similarity)
         identity = str(Path(self.target.other).resolve()) if is_similarity else json.dumps(posed.question["groups"])
-        words = [None if index is None else str(index) for index in indices]
-        return posed, Question(*words, self._options(question), digest(identity))
+        target, against = (None if number is None else str(number) for number in (index, rival))
+        return posed, Question(target, against, self._options(question), digest(identity))
 
     def _check_names(self, view: View) -> None:
         """Tells which groups the file holds where a word is neither one of them nor a class."""

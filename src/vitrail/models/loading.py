@@ -149,8 +149,8 @@ def _check_takes_prompts(name: str | None) -> None:
     name = name or embedded.DEFAULT
     if not (embedded.reads_texts(name) if name in embedded.names() else name.startswith("hf:")):
         raise VitrailError(
-            f"{name} takes no prompts, which are for scenes-text and for CLIP and SigLIP of Hugging Face (hf:ORG/NAME): "
-            "ask about the classes that it has, or name one of these."
+            f"{name} takes no prompts, which are for scenes-text and for CLIP and SigLIP of Hugging Face "
+            "(hf:ORG/NAME): ask about the classes that it has, or name one of these."
         )
 
 

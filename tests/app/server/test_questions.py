@@ -278,7 +278,7 @@ def test_wrong_questions_are_told_in_a_sentence(client: httpx.Client, fields: di
 
 @pytest.mark.parametrize("field", ["target", "against", "group", "against_group", "other", "text", "method", "box"])
 def test_an_empty_field_is_not_one_that_was_left_out(client: httpx.Client, field: str) -> None:
-    message = {"error": f"{field}: expected a value, but the field is empty: fill it or leave it out."}
+    message = {"error": f"{field}: the field is empty, expected a value: fill it or leave it out."}
     named = {"sample": "star-and-heart", "model": "scenes", "trust": False}
     assert post(client, "explain", 422, **named, **{field: ""}) == message
     if field in ("target", "group"):
@@ -291,7 +291,7 @@ def test_a_file_field_without_a_file_is_empty(client: httpx.Client, field: str) 
     """As browsers send it."""
     named = {"sample": "star-and-heart", "model": "scenes"}
     answer = post(client, "explain", 422, files={field: ("", b"", "application/octet-stream")}, **named)
-    assert answer["error"].startswith(f"{field}: expected a value, but the field is empty")
+    assert answer["error"].startswith(f"{field}: the field is empty, expected a value")
     nothing = post(client, "explain", 415, files={"other": ("other.png", b"", "image/png")}, **named)
     assert "the upload is empty" in nothing["error"]
 

@@ -44,7 +44,7 @@ class MemoryRequest(Request):
             # FastAPI takes an empty field for one that was left out, and would answer another question
             empty = next((name for name, value in self._form.multi_items() if _is_empty(value)), None)
             if empty is not None:
-                raise RequestError(422, f"{empty[:80]}: expected a value, but the field is empty: fill it or leave it out.")
+                raise RequestError(422, f"{empty[:80]}: the field is empty, expected a value: fill it or leave it out.")
         return self._form
 
 
