@@ -43,6 +43,18 @@ def test_a_region_is_explained(vit: Run, segmenter: list[str], tmp_path: Path) -
     assert made.probability == expected.probability
 
 
+def test_masks_of_one_name_have_files_of_their_own(vit: Run, segmenter: list[str], tmp_path: Path) -> None:
+    noise(0).save("noise.png")
+    for folder, rows in (("x", 10), ("y", 20)):
+        mask = np.zeros((40, 60), bool)
+        mask[:rows, 10:50] = True
+        (tmp_path / folder).mkdir()
+        Image.fromarray(mask).save(f"{folder}/sky.png")
+        options = ["--no-trust", "--region", f"{folder}/sky.png", "--target", "3"]
+        assert vit("explain", "noise.png", *segmenter, *options).code == 0
+    assert len(list((tmp_path / "vitrail-out").glob("noise.*.region-sky-*.3*.json"))) == 2
+
+
 def test_wrong_regions_get_one_line(vit: Run, segmenter: list[str]) -> None:
     noise(0).save("noise.png")
     noise(1).save("second.png")
