@@ -467,8 +467,9 @@ def evaluate(
 
     The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained, seconds
     (of the explanation; a trace that methods share counts for each), ties (the fraction of cells ordered at random),
-    and parts for metrics whose value over a data set is not a mean of values; ``summarise`` computes means and
-    intervals. Skipped images, and files of a folder that are no images, are in ``attrs["skipped"]``.
+    parts for metrics whose value over a data set is not a mean of values, and scale for a target with a score in place
+    of a probability (of the empty image, where curves have 0, and the full image, where they have 1); ``summarise``
+    computes means and intervals. Skipped images, and files of a folder that are no images, are in ``attrs["skipped"]``.
     """
     import pandas as pd
 
@@ -498,7 +499,7 @@ def evaluate(
         first = next(iter(skipped.values()))
         warnings.warn(f"{len(skipped)} of {len(chosen)} images were left out; the first: {first}", stacklevel=2)
     frame = pd.DataFrame(rows)
-    dropped = [name for name, wanted in (("curve", curves), ("parts", frame["parts"].notna().any())) if not wanted]
-    frame = frame.drop(columns=dropped)
+    empty = [name for name in ("parts", "scale") if not frame[name].notna().any()]
+    frame = frame.drop(columns=empty if curves else ["curve", *empty])
     frame.attrs["skipped"] = {**chosen.skipped, **skipped}
     return frame

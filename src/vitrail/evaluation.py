@@ -87,6 +87,7 @@ class Finding:
                 "ties": scored.extras.get("ties", float("nan")),
                 "curve": scored.curve,
                 "parts": scored.parts,
+                "scale": scored.scale,
             }
 
 
