@@ -287,7 +287,7 @@ def test_errors_are_counted_and_listed_and_no_values(tmp_path: Path) -> None:
     text = tables.markdown(summary)
     assert "## Errors: 5" in text
     assert "3 × random, insertion(steps=8) (vit\\_tiny; first photo-000): out of memory &lt;b&gt;" in text
-    assert "2 × the image could not be read" in text
+    assert "2 × the image was left out" in text
     assert len(pd.read_csv(io.StringIO(tables.errors_csv(summary)))) == 2
     assert len(summary.results.settings[0].images) == 24
 
