@@ -47,10 +47,10 @@ soak: $(STAMP)
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name. The build
 # without a user interface takes half of their time.
 browser:
-	@test -n "$$CHROMIUM" || command -v chromium-headless-shell >/dev/null \
+	@test -n "$$CHROMIUM" || command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null \
+	  || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
 	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
 	       && { $(APT) chromium-headless-shell || $(APT) chromium; }; } \
-	  || command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
 	  || echo "No Chromium, and it cannot be installed here: the tests of the pages will be skipped."
 
 lint: $(STAMP)
