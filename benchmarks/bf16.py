@@ -23,7 +23,7 @@ from vitrail.models import embedded
 from vitrail.models.view import View
 from vitrail.samples import SAMPLES, open_sample
 
-METHODS = "tis(masks=256),posterior,vit_cx,rise(masks=256)"
+METHODS = "tis(masks=256),posterior,rise(masks=256)"
 
 
 def tasks(view: View) -> dict[str, Callable[[], object]]:

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--drops", type=int, default=10)
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     options = parser.parse_args()
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-headless-shell")
     with server(["photo"], "--threads", str(options.threads)) as (url, _), sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 800})

@@ -61,7 +61,7 @@ def test_agreement_in_miniature(tmp_path: Path) -> None:
 def test_bf16_in_miniature() -> None:
     printed = ran("bf16.py", "--models", "scenes", "--times", "1")
     lines = [line.split(" | ") for line in printed.splitlines() if line.startswith("| scenes ")]
-    assert [line[1] for line in lines] == ["`tis(masks=256)`", "`posterior`", "`vit_cx`", "`rise(masks=256)`"]
+    assert [line[1] for line in lines] == ["`tis(masks=256)`", "`posterior`", "`rise(masks=256)`"]
     assert all(float(line[-1].rstrip(" |")) > 0 for line in lines)
 
 

@@ -22,6 +22,7 @@ from vitrail.data.annotations import annotated, class_map, own_class
 from vitrail.geometry import fill_boxes
 from vitrail.metrics import build_metric, measure, summarise
 from vitrail.models.view import View
+from vitrail.targets import Box, Callable, Class, Contrast, Group, Text
 
 QUICK = ["insertion(steps=4)", "deletion(steps=4)", "pointing_game", "discriminativity", "token_deletion_accuracy"]
 
@@ -132,7 +133,7 @@ def test_broken_images_are_counted_or_fatal(view, tmp_path: Path) -> None:
         vitrail.evaluate(view, tmp_path, "random", "sparseness", strict=True)
     for name in ("0.png", "2.png"):
         (tmp_path / name).write_bytes(b"no picture")
-    with pytest.raises(VitrailError, match="3 were broken"):
+    with pytest.raises(VitrailError, match="3 were left out"):
         vitrail.evaluate(view, tmp_path, "random", "sparseness")
 
 
@@ -154,6 +155,54 @@ def test_what_cannot_be_measured_is_told_before_much_is_done(view, tmp_path: Pat
     method = vitrail.methods.registry.build_method("random", vitrail.load("photo"))
     with pytest.raises(VitrailError, match="built for another model"):
         vitrail.evaluate(view, "scenes:2", [method], "sparseness")
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "label"),
+    [
+        ("scenes", 3, None),
+        ("scenes", torch.tensor(3), None),
+        ("scenes", "star", None),
+        ("scenes", Class("star"), None),
+        ("scenes", Group(["star", "disc"]), "disc or star"),
+        ("scenes", Callable(lambda tokens, pooled, logits: logits[:, 0] - logits[:, 1], "difference"), "difference"),
+        ("scenes-text", "a large red star", "a large red star"),
+        ("scenes-text", Text("a large red star"), "a large red star"),
+    ],
+    ids=lambda value: None if callable(getattr(value, "function", None)) else str(value),
+)
+def test_one_question_about_all_images(model: str, target: Any, label: str | None) -> None:
+    rows = vitrail.evaluate(model, "scenes:2@1" if model == "scenes" else "scenes_text:1", "gradient", "sparseness",
+                            target=target)  # fmt: skip
+    data = vitrail.data.open_data("scenes:2@1" if model == "scenes" else "scenes_text:1")
+    assert set(rows["explained"]) == {"target"}
+    expected = vitrail.explain(model, [example.image for example in data], "gradient", target)
+    assert rows["target"].tolist() == [ex.target for ex in expected]
+    assert label in (None, expected[0].label)
+    values = [ex.score("sparseness")["sparseness"] for ex in expected]
+    assert rows["value"].tolist() == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "both",
+            'target must be "predicted", "label", "region", "box", a class or another target: .* no class \'both\'',
+        ),
+        (99, "there is no class 99"),
+        (3.5, "a class is an integer or a name, but got 3.5"),
+        (["star", "disc"], 'asks the same of all images, but got several targets: .* ask for target="label"'),
+        (torch.tensor([3, 4]), "asks the same of all images, but got several targets"),
+        (Contrast("star", "disc"), "metrics measure the score of a single target: evaluate that of the Contrast alone"),
+        (Text("a star"), "is a classifier and reads no texts"),
+        (Box(), "detects no boxes"),
+    ],
+    ids=str,
+)
+def test_questions_that_evaluate_does_not_take(view, target: Any, message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
+        vitrail.evaluate(view, "scenes:1", "random", "sparseness", target=target)
 
 
 def test_objects_are_seen_through_the_crop(view) -> None:

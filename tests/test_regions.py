@@ -325,5 +325,5 @@ def test_a_segmentation_model_has_embeddings() -> None:
 
 def test_a_region_of_one_image_is_not_evaluated_on_others() -> None:
     view = view_of("timm_patches", "linear", torch.float32)
-    with pytest.raises(VitrailError, match="a region or a box belongs to a single image"):
+    with pytest.raises(VitrailError, match='belongs to a single image: explain it, or evaluate target="region"'):
         vitrail.evaluate(view, [noise(32, 24, 0)], ["random"], ["deletion(steps=2)"], target=Region(corner((24, 32))))

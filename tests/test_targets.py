@@ -35,6 +35,7 @@ from vitrail.methods.registry import list_methods
 from vitrail.metrics.sanity import randomised
 from vitrail.models.questions import answering, compared, grouped
 from vitrail.models.view import View
+from vitrail.show.plots import curve_picture
 from vitrail.targets import Callable, Class, Contrast, Group, Region, Similarity, Text, read_groups
 
 VIT, SWIN = "timm_vit", "timm_swin"
@@ -848,6 +849,48 @@ def test_a_saved_explanation_asks_its_question_again(kind: Kept, picture: Path, 
     posed = vitrail.open(tmp_path / "map.json", model=ex.model)
     assert posed.model is ex.model
     assert vitrail.open(tmp_path / "map.json", check=False).model is None
+
+
+def test_scores_that_are_scaled_say_so(picture: Path, tmp_path: Path) -> None:
+    """The empty and the full image are 0 and 1 of their curves; what they are is told, and kept in the file."""
+    view = vitrail.wrap(families.build(VIT), labels=LABELS)
+    names = ["insertion(steps=4)", "deletion(steps=4)", "insertion_minus_deletion(steps=4)"]
+    ex = vitrail.explain(view, picture, "gradient", Similarity(noise(40, 40, 1)))
+    values = ex.score([*names, "sparseness"])
+    assert ex.model is not None
+    pixels = view.preprocess(ex.image)[None]
+    mean = pixels.mean((2, 3), keepdim=True).expand_as(pixels)
+    empty, full = (float(ex.model.logits(each)[0, 0]) for each in (mean, pixels))
+    assert ex.scale == {name: pytest.approx([empty, full], abs=1e-5) for name in names}
+    assert all(ex.curves[name][place] == pytest.approx(0) for name, place in zip(names[:2], (0, -1), strict=True))
+    assert values[names[2]] == pytest.approx(values[names[0]] - values[names[1]], abs=1e-5)
+    assert ex.detail.endswith(" · scaled: empty image 0, full image 1")
+    assert vitrail.open(ex.save(tmp_path / "map.png"), model=view).scale == ex.scale
+    of_class = vitrail.explain(view, picture, "gradient", Group([0, 1]))
+    of_class.score(names)
+    assert (of_class.scale, of_class.scale_line, "scaled" in of_class.detail) == ({}, None, False)
+
+
+def test_a_plot_of_scores_shows_all_of_their_curves() -> None:
+    far = {"insertion": [0.0, -3.0, 1.0]}
+    cut, whole = (curve_picture(far, {"insertion": -1.0}, "a score", scaled) for scaled in (None, "scaled"))
+    colour = np.array([0x0B, 0x7A, 0x75])
+
+    def drawn(plot: Image.Image) -> int:
+        """The number of columns of pixels with the line."""
+        return int((np.abs(np.asarray(plot).astype(int) - colour).sum(2) < 40).any(0).sum())
+
+    assert drawn(whole) > 2 * drawn(cut)
+
+
+def test_rows_of_scores_have_their_scale() -> None:
+    view, photos = vitrail.wrap(families.build(VIT), labels=LABELS), [noise(48, 40, seed) for seed in range(2)]
+    arguments = (view, photos, ["gradient"], ["insertion(steps=2)", "sparseness"])
+    rows = vitrail.evaluate(*arguments, target=Similarity(photos[0]))
+    assert list(rows.columns)[-1] == "scale"
+    assert rows["scale"].notna().tolist() == [True, False, True, False]
+    assert rows["scale"][0][1] == pytest.approx(1, abs=1e-5), "the photograph itself"
+    assert "scale" not in vitrail.evaluate(*arguments, target=Group([0, 1]))
 
 
 def test_two_questions_to_one_model_have_two_fingerprints() -> None:

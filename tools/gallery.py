@@ -1,7 +1,7 @@
 """Draws the strips of the leaderboard: `python tools/gallery.py [--again] METHOD…` into `docs/pictures/leaderboard/`.
 
 A strip shows one method on six pictures: the samples of the web page and the collage of the README, each explained for
-the class that an embedded model predicts. Without methods, all those with a measured cost are drawn. Strips that exist
+the class that an embedded model predicts. Without methods, all those of the leaderboard are drawn. Strips that exist
 are kept unless --again is given.
 """
 
@@ -19,7 +19,7 @@ from PIL import Image
 import vitrail
 from vitrail.calls import split_call, split_list
 from vitrail.models.view import View
-from vitrail.report.leaderboard import shipped_costs, strip_name
+from vitrail.report.leaderboard import shipped_table, strip_name
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "pictures" / "leaderboard"
@@ -53,7 +53,7 @@ class Subject:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draws the strips of the leaderboard.")
     parser.add_argument(
-        "methods", nargs="*", help="calls such as 'gen_att(rule=frozen)'; default: all with a measured cost"
+        "methods", nargs="*", help="calls such as 'gen_att(rule=frozen)'; default: all of the leaderboard"
     )
     parser.add_argument("--again", action="store_true", help="draw strips that exist, too")
     options = parser.parse_args()
@@ -75,8 +75,8 @@ def main() -> None:
 
 
 def measured() -> list[str]:
-    """The methods with a measured cost."""
-    return list(shipped_costs()["method"])
+    """The methods of the leaderboard."""
+    return list(dict.fromkeys(shipped_table()["method"]))
 
 
 def open_subjects() -> list[Subject]:

@@ -76,7 +76,7 @@ SHOTS: dict[str, tuple[tuple[int, int], str, str, Callable[[Page], None]]] = {
 
 
 def main() -> None:
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-headless-shell")
     command = [sys.executable, "-m", "vitrail.cli.program", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as play:
         try:

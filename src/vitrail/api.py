@@ -18,13 +18,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitrail.calls import split_call
-from vitrail.data.annotations import class_map, posed_class_map
+from vitrail.data.annotations import posed_class_map
 from vitrail.data.images import ImageSource, read_image
+from vitrail.data.places import check_annotated
 from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite, concurrently
 from vitrail.engine.scheduler import TARGETS_AT_ONCE, Scheduler
 from vitrail.errors import VitrailError
 from vitrail.evaluation import (
+    OF_EACH_IMAGE,
     Called,
     Evaluation,
     Explained,
@@ -32,9 +34,12 @@ from vitrail.evaluation import (
     batches,
     build_methods,
     build_metrics,
+    check_places,
     default_method,
     explained_classes,
+    map_for,
     open_examples,
+    place_kind,
 )
 from vitrail.explanation import Explanation, tensor_hash
 from vitrail.methods.base import Attribution, Method
@@ -50,15 +55,12 @@ from vitrail.models.view import View, check_floats
 from vitrail.pipeline import BATCHES, ahead
 from vitrail.progress import counted
 from vitrail.targets import (
-    BeyondClass,
-    Class,
     ClassSpec,
-    Contrast,
-    Place,
     Similarity,
+    SingleTarget,
     Target,
     TargetSpec,
-    Text,
+    are_several,
     one_for_each,
     pose,
 )
@@ -434,8 +436,40 @@ def _explanations(
         )
 
 
+def _posed_to_all(view: View, target: Any) -> tuple[View, Target]:
+    """The view that answers a question about all images, and what is asked of each."""
+    if are_several(target):
+        raise VitrailError(
+            "evaluate asks the same of all images, but got several targets: give a single target, or put a class for "
+            'each image into the data, [(image, class), …], and ask for target="label".'
+        )
+    try:
+        with own_modes():
+            posed, index, rival = pose(view, target, None, lambda source: see(view, source).pixels, _no_images)
+        fixed = Target.of(posed, index)
+    except VitrailError as error:
+        if not isinstance(target, str):
+            raise
+        kinds = ", ".join(f'"{kind}"' for kind in OF_EACH_IMAGE)
+        raise VitrailError(f"target must be {kinds}, a class or another target: {error}") from None
+    if rival is not None:
+        raise VitrailError(
+            "metrics measure the score of a single target: evaluate that of the Contrast alone, or a Callable that "
+            "returns the difference."
+        )
+    if posed.is_embedding:
+        raise VitrailError(
+            "metrics need classes or a score, which a channel of an embedding is not: evaluate it as a Callable, "
+            f"lambda tokens, pooled, logits: logits[:, {index}]."
+        )
+    return posed, fixed
+
+
 def _no_images() -> list[Seen]:
-    raise VitrailError("a region or a box belongs to a single image: explain it, or evaluate the model's own classes.")
+    raise VitrailError(
+        'a region or a box belongs to a single image: explain it, or evaluate target="region" or "box", which is that '
+        "of the annotated object of each image."
+    )
 
 
 def evaluate(
@@ -444,7 +478,7 @@ def evaluate(
     methods: Sequence[Called | Method] | str | None = None,
     metrics: Sequence[Called | Metric] | str | None = None,
     *,
-    target: Explained | TargetSpec = None,
+    target: SingleTarget = None,
     protocol: str | None = None,
     images: int | None = None,
     seed: int = 0,
@@ -460,8 +494,10 @@ def evaluate(
         methods: names, names with parameters ("rise(masks=256)" or ("rise", {"masks": 256})), or methods; None = the
             model's default method.
         metrics: likewise; None = insertion and deletion.
-        target: the class to explain and score, "predicted" (the default) or "label"; or one of ``vitrail.targets``,
-            such as a group of classes or the similarity to an image, the same for all images.
+        target: the class to explain and score: "predicted" (the default) or "label"; or the annotated object of each
+            image, "region" (its class within its mask, of models with an output per patch) or "box" (the detection
+            that fits its box). Or the same of all images: a class by index or name, a text for models that read texts,
+            or one of ``vitrail.targets``, such as a group of classes or the similarity to an image.
         protocol: use this paper's protocol ("tis", "vit_cx", "vtranm", "skipplus", "rise") for all metrics that have
             it, and its choice of the class; the protocol of a single metric, "insertion(protocol=tis)", does not
             choose the class.
@@ -473,38 +509,40 @@ def evaluate(
 
     The columns are image, method, params, metric, value (NaN where a metric does not apply), target, explained, seconds
     (of the explanation; a trace that methods share counts for each), ties (the fraction of cells ordered at random),
-    and parts for metrics whose value over a data set is not a mean of values; ``summarise`` computes means and
-    intervals. Skipped images, and files of a folder that are no images, are in ``attrs["skipped"]``.
+    parts for metrics whose value over a data set is not a mean of values, and scale for a target with a score in place
+    of a probability (of the empty image, where curves have 0, and the full image, where they have 1); ``summarise``
+    computes means and intervals. Skipped images (broken, or without such an object), and files of a folder that are
+    no images, are in ``attrs["skipped"]``.
     """
     import pandas as pd
 
-    view, rows, skipped = as_view(model), list[dict[str, Any]](), dict[str, str]()
+    base, rows, skipped = as_view(model), list[dict[str, Any]](), dict[str, str]()
     chosen = open_examples(data, images, seed)
-    explained: tuple[Explained, ...]
-    fixed = Target()
-    if isinstance(target, BeyondClass | Place | Class | Text | Contrast):
-        base = view
-        with own_modes():
-            view, index, rival = pose(base, target, None, lambda source: see(base, source).pixels, _no_images)
-        if rival is not None:
-            raise VitrailError("metrics measure the score of a target: evaluate it without what it is opposed to.")
-        remap, fixed, explained = posed_class_map(base, view, chosen), Target.of(view, index), ("target",)
+    view, fixed, explained = base, Target(), tuple[Explained, ...](("target",))
+    if target is None or (isinstance(target, str) and target in OF_EACH_IMAGE):
+        explained = explained_classes(target, protocol)
+        remap = map_for(view, chosen, explained)
     else:
-        remap, explained = class_map(view, chosen), explained_classes(target, protocol)
-    measures = build_metrics(metrics, protocol)
-    tasks = [Task(method, measures) for method in build_methods(view, methods)]
-    evaluation = Evaluation(view, tasks, explained, remap, target=fixed)
+        view, fixed = _posed_to_all(base, target)
+        remap = posed_class_map(base, view, chosen)
+    measures, built = build_metrics(metrics, protocol), build_methods(view, methods)
+    check_places(view, explained, built)
+    evaluation = Evaluation(view, [Task(method, measures) for method in built], explained, remap, target=fixed)
+    place = place_kind(explained)
     with closing(batches(view, chosen, images_at_once(view, batch_size), skipped, strict)) as read:
-        for batch in read:
-            rows += [row for finding in evaluation.measure(batch, check=not rows) for row in finding.rows()]
+        for number, batch in enumerate(read):
+            if place and number == 0:
+                check_annotated(place, chosen, [image.example for image in batch])
+            for asked, together in evaluation.asked(batch, skipped):
+                rows += [row for finding in asked.measure(together, check=not rows) for row in finding.rows()]
     if not rows:
-        broken = f": {len(skipped)} were broken ({next(iter(skipped.values()))})" if skipped else ""
+        broken = f": {len(skipped)} were left out ({next(iter(skipped.values())).rstrip('.')})" if skipped else ""
         raise VitrailError(f"no image of {chosen.name} could be measured{broken}.")
     if skipped:
         first = next(iter(skipped.values()))
         warnings.warn(f"{len(skipped)} of {len(chosen)} images were left out; the first: {first}", stacklevel=2)
     frame = pd.DataFrame(rows)
-    dropped = [name for name, wanted in (("curve", curves), ("parts", frame["parts"].notna().any())) if not wanted]
-    frame = frame.drop(columns=dropped)
+    empty = [name for name in ("parts", "scale") if not frame[name].notna().any()]
+    frame = frame.drop(columns=empty if curves else ["curve", *empty])
     frame.attrs["skipped"] = {**chosen.skipped, **skipped}
     return frame

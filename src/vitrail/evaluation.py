@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from vitrail.calls import split_call, split_list
-from vitrail.data.annotations import annotated, own_class
-from vitrail.data.base import DataSet, Example
+from vitrail.data.annotations import annotated, class_map, known_class, own_class
+from vitrail.data.base import DataSet, Example, Object
 from vitrail.data.images import decode
 from vitrail.data.names import open_data
+from vitrail.data.places import KINDS as PLACES
+from vitrail.data.places import Kind, NoPlaceError, any_place, place_map, place_of
 from vitrail.engine.modes import own_modes
 from vitrail.engine.requests import Asking, Batch, Logits, check_finite
 from vitrail.engine.scheduler import Job, Scheduler
@@ -32,7 +34,8 @@ from vitrail.progress import counted
 from vitrail.targets import Target
 
 T = TypeVar("T")
-Explained = Literal["predicted", "label", "target"]
+Explained = Literal["predicted", "label", "target", "region", "box"]
+OF_EACH_IMAGE: tuple[Explained, ...] = ("predicted", "label", *PLACES)  # all but a target that is the same for all
 Called = str | tuple[str, Mapping[str, Any]]
 
 # Which class each paper explains and scores; both where its table has both.
@@ -87,6 +90,7 @@ class Finding:
                 "ties": scored.extras.get("ties", float("nan")),
                 "curve": scored.curve,
                 "parts": scored.parts,
+                "scale": scored.scale,
             }
 
 
@@ -135,7 +139,31 @@ class Evaluation:
     remap: Callable[[int], int]  # from the data set's classes to the model's
     chunk_size: int | None = None
     plan: Sequence[TraceSpec] = ()  # traces of all methods of a plan, also of those that are done
-    target: Target = field(default_factory=Target)  # explained as "target": of a single image
+    target: Target = field(default_factory=Target)  # of a single image, explained as "target" or at a place
+    shown: Sequence[Object] | None = None  # what a place shows; None = what has the class that is explained
+
+    def at_place(self, image: Ready) -> Evaluation:
+        """What is asked about the annotated object of an image, by a view that this image alone has."""
+        kind = place_kind(self.explained)
+        assert kind is not None
+        with own_modes():
+            place = place_of(self.view, kind, image.example, image.input, self.remap)
+        tasks = [Task(replace(task.method, model=place.view), task.metrics) for task in self.tasks]
+        target = Target.of(place.view, place.target)
+        return replace(self, view=place.view, tasks=tasks, target=target, shown=place.objects)
+
+    def asked(self, images: Sequence[Ready], skipped: dict[str, str]) -> Iterator[tuple[Evaluation, Sequence[Ready]]]:
+        """The images that are asked about together, and what is asked; those without a place are ``skipped``."""
+        if place_kind(self.explained) is None:
+            yield self, images
+            return
+        for image in images:
+            try:
+                evaluation = self.at_place(image)
+            except NoPlaceError as error:
+                skipped[image.example.id] = str(error)
+            else:
+                yield evaluation, [image]
 
     def measure(self, images: Sequence[Ready], check: bool = False) -> list[Finding]:
         """The findings of a batch; ``check`` refuses a metric that none of these images can be measured by."""
@@ -194,9 +222,9 @@ class Evaluation:
     def _target(self, kind: Explained, labels: list[int | None]) -> Target:
         if kind == "predicted":
             return Target()
-        if kind == "target":
-            return self.target.repeated(len(labels))
-        return Target(torch.tensor([int(label or 0) for label in labels]))
+        if kind == "label":
+            return Target(torch.tensor([int(label or 0) for label in labels]))
+        return self.target.repeated(len(labels))
 
     def _sights(
         self, examples: Sequence[Example], batch: Batch, logits: Tensor, target: Target, labels: list[int | None]
@@ -214,10 +242,10 @@ class Evaluation:
                 pixels=batch.images[i : i + 1],
                 target=targets[i],
                 predicted=predicted[i],
-                label=None if view.output == "score" else labels[i],
+                label=None if view.output == "score" else known_class(labels[i]),
                 probability=float(probabilities[i, targets[i]]),
                 predicted_probability=float(probabilities[i, predicted[i]]),
-                known=annotated(view, example, targets[i], labels[i], self.remap),
+                known=annotated(view, example, targets[i], labels[i], self.remap, self.shown),
                 answers=answers,
             )
             for i, example in enumerate(examples)
@@ -465,12 +493,30 @@ def build_metrics(metrics: Sequence[Called | Metric] | str | None, protocol: str
     return built
 
 
-def explained_classes(target: Any, protocol: str | None) -> tuple[Explained, ...]:
+def explained_classes(target: str | None, protocol: str | None) -> tuple[Explained, ...]:
     """Which classes are explained: as asked, else as the paper does, else the predicted one."""
     if target is None:
         return EXPLAINED.get(protocol or "", ("predicted",))
-    if target == "predicted":
-        return ("predicted",)
-    if target == "label":
-        return ("label",)
-    raise VitrailError(f'target must be "predicted" or "label", but got {target!r}.')
+    asked = tuple(kind for kind in OF_EACH_IMAGE if kind == target)
+    if not asked:
+        raise VitrailError(f'target must be "predicted", "label", "region" or "box", but got {target!r}.')
+    return asked
+
+
+def place_kind(explained: Sequence[Explained]) -> Kind | None:
+    """The kind of the places that are explained; None where classes of whole images are."""
+    return next((kind for kind in PLACES if kind in explained), None)
+
+
+def map_for(view: View, data: DataSet, explained: Sequence[Explained]) -> Callable[[int], int]:
+    """From the data set's classes to the model's, for what is explained."""
+    kind = place_kind(explained)
+    return class_map(view, data) if kind is None else place_map(view, kind, data)
+
+
+def check_places(view: View, explained: Sequence[Explained], methods: Iterable[Method]) -> None:
+    """Refuses places that the model does not have, and methods that cannot explain them."""
+    if kind := place_kind(explained):
+        place = any_place(view, kind)
+        for method in methods:
+            replace(method, model=place)

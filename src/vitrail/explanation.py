@@ -29,6 +29,7 @@ from vitrail.errors import VitrailError
 from vitrail.files import write_together
 from vitrail.methods.base import MethodFactory
 from vitrail.methods.registry import build_method, get_method
+from vitrail.metrics.base import SCALED
 from vitrail.metrics.measuring import measure_alone, measure_trust
 from vitrail.metrics.trust import Trust
 from vitrail.models.loading import as_view, load
@@ -91,6 +92,8 @@ class Explanation:
     signed: bool | None = None  # whether the map is signed; None = if any value is negative
     scores: dict[str, float] = field(default_factory=dict)  # of ``score``
     curves: dict[str, list[float]] = field(default_factory=dict)
+    # of metrics that scale a score, which is no probability: the scores of the empty image, 0, and of the full image, 1
+    scale: dict[str, list[float]] = field(default_factory=dict)
     pixels: Tensor | None = None  # (3, H, W), normalised: the input, if a tensor was explained; not saved
     pixels_hash: str | None = None  # its hash, which is saved
     against_probability: float | None = None
@@ -150,13 +153,19 @@ class Explanation:
         return left + column * across, top + row * down, left + (column + 1) * across, top + (row + 1) * down
 
     def score(self, metrics: Sequence[str] | str = ("insertion", "deletion")) -> dict[str, float]:
-        """Scores the map by metrics that need only the model and the image; ``save`` stores the scores, too."""
+        """Scores the map by metrics that need only the model and the image; ``save`` stores the scores, too.
+
+        Where the target has a score in place of a probability, the areas under its curves are relative to the empty
+        image, 0, and the full image, 1: ``scale`` holds these two scores for each metric, and is empty otherwise.
+        """
         model, pixels = self._model_and_pixels()
         for name in split_list(metrics):
             scored = measure_alone(name, model, pixels, self.map, self.target, self.extras)
             self.scores[name] = scored.value
             if scored.curve is not None:
                 self.curves[name] = scored.curve
+            if scored.scale is not None:
+                self.scale[name] = scored.scale
         return dict(self.scores)
 
     def trust(self) -> Trust:
@@ -207,7 +216,7 @@ class Explanation:
         """A plot of the curves of the scores."""
         if not self.curves:
             raise VitrailError("there are no curves: call score() first.")
-        return curve_picture(self.curves, self.scores, f"{self.title}, {self.call}")
+        return curve_picture(self.curves, self.scores, f"{self.title}, {self.call}", self.scale_line)
 
     def _model_and_pixels(self) -> tuple[View, Tensor]:
         """The model and its input: the tensor that was explained, or the preprocessed image."""
@@ -333,6 +342,11 @@ class Explanation:
         return f"{output} {self.split['score']:+.2f} {equals} {', '.join(parts)}".replace("-", "−")
 
     @property
+    def scale_line(self) -> str | None:
+        """How the scores of the map are scaled, in words; None for those of probabilities."""
+        return SCALED if self.scale else None
+
+    @property
     def certain(self) -> Tensor | None:
         """Where the sign of the map is certain: the 90 % interval excludes zero; None where ``error`` is unknown."""
         return None if self.error is None else self.map.abs() > _QUANTILE * self.error
@@ -392,6 +406,7 @@ class Explanation:
         if self.top and self.top[0][0] not in (self.target, self.against):
             _, label, probability = self.top[0]
             remarks.append(f"predicted: {label} {self._number(probability)}")
+        scores += [self.scale_line] if self.scale_line else []
         return " · ".join([f"{self.call} on {self.model_name}", *remarks, *scores])
 
     def _method_class(self) -> MethodFactory | None:
@@ -460,6 +475,7 @@ class Explanation:
             "signed": self.signed,
             "scores": self.scores,
             "curves": self.curves,
+            "scale": self.scale,
             "box": list(self.box),
             "map": pack(self.map),
             "standard_error": None if self.error is None else pack(self.error),
@@ -555,6 +571,7 @@ def open(  # noqa: A001
             true_label=saved.get("true_label"),
             scores=saved.get("scores", {}),
             curves=saved.get("curves", {}),
+            scale=saved.get("scale", {}),
             against_probability=saved.get("against_probability"),
             storage=saved.get("storage", []),
             grid=None if saved.get("grid") is None else tuple(saved["grid"]),

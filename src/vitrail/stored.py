@@ -149,6 +149,7 @@ VALUES: dict[str, Check] = {
     "signed": _optional(lambda value: isinstance(value, bool)),
     "scores": _by_name(_is_number),
     "curves": _by_name(_list_of(_is_number)),
+    "scale": _by_name(_list_of(_is_number, 2)),
     "box": _is_box,
     "map": _is_map,
     "standard_error": _optional(_is_map),

@@ -343,12 +343,17 @@ def pose(view: View, target: Any, against: Any, see: See, look: Look) -> tuple[V
     return posed, indices[0], indices[1] if len(indices) > 1 else None
 
 
+def are_several(target: Any) -> bool:
+    """Whether it is a target for each image."""
+    return isinstance(target, list | tuple) or (isinstance(target, Tensor | np.ndarray) and target.ndim > 0)
+
+
 def one_for_each(view: View, target: Any, against: Any, count: int) -> list[Any] | None:
     """Targets that need views of their own, one for each of ``count`` images; None if one view serves all.
 
     A class of a detector is that of the surest box in each image, unless it is opposed to more than a class.
     """
-    several = isinstance(target, list | tuple | Tensor | np.ndarray)
+    several = are_several(target)
     targets = list(target) if several else [target] * count
     if isinstance(view, Detector) and view.question is None:
         targets = [_boxed(single, against) for single in targets]
@@ -440,8 +445,10 @@ def _matching(view: View, entry: int | str) -> list[int]:
 
 # A class by index or name, one per image, or None for the predicted one.
 ClassSpec = int | str | Sequence[int | str] | Tensor | None
-# The same, or any other target.
-TargetSpec = ClassSpec | Class | Text | Contrast | BeyondClass | Place | Sequence[BeyondClass | Place | Contrast]
+# One question: a class or any other target.
+SingleTarget = int | str | Class | Text | Contrast | BeyondClass | Place | None
+# The same, or one for each image.
+TargetSpec = ClassSpec | SingleTarget | Sequence[BeyondClass | Place | Contrast]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ def test_a_stored_run_has_nothing_left_to_measure(folder: Path) -> None:
     assert table(folder).equals(before)
 
 
+def test_rows_without_newer_columns_are_read(folder: Path) -> None:
+    """The column for the scale of scores came later."""
+    assert table(folder)["scale"].isna().all()
+
+
 def test_a_stored_run_is_continued_with_the_same_values(folder: Path) -> None:
     stored = table(folder)
     for part in sorted((folder / "rows").iterdir())[:1]:

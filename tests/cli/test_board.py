@@ -98,7 +98,7 @@ def test_what_failed_is_done_but_has_no_mean() -> None:
     board = Board(plan(methods=METHODS), 3)
     board.add(pd.concat([rows(range(2)), pd.DataFrame([{"model": "scenes", "image": "2", "error": "no picture"}])]))
     assert board.complete, "an image that cannot be read is done for all methods"
-    assert board.line("scenes") == "scenes: 2/3 images, 1 could not be read"
+    assert board.line("scenes") == "scenes: 2/3 images, 1 left out"
     (line,) = [line.split() for line in drawn(board).splitlines() if line.startswith("random")]
     assert line[:3] == ["random", "████████", "2/3"]
 

@@ -66,6 +66,18 @@ def test_scores_stand_beside_those_of_a_random_map(vit: Run, tiny: list[str], ph
         assert ex.scores[call] != random[call]
 
 
+def test_scaled_scores_are_printed_with_their_scale(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
+    noise(4).save(place / "other.png")
+    score = ["--score", "--steps", "2", "--no-trust"]
+    result = vit("explain", photo, "other.png", *tiny, *score, "--similar-to", "other.png")
+    assert result.out.count(" (scaled: empty image 0, full image 1); higher is better for insertion") == 2
+    with (place / "vitrail-out" / "explanations.csv").open(encoding="utf-8") as file:
+        (first, second) = csv.DictReader(file)
+    assert json.loads(first["scale"]).keys() == {"insertion(steps=2)", "deletion(steps=2)"}
+    assert json.loads(second["scale"])["insertion(steps=2)"][1] == pytest.approx(1, abs=1e-5)
+    assert "scaled" not in vit("explain", photo, *tiny, *score).out
+
+
 def test_target_against_method_and_parameters(vit: Run, tiny: list[str], photo: Path, place: Path) -> None:
     options = ["--target", "dog", "--against", "0", "--method", "input_x_gradient", "-p", "start_layer=1"]
     result = vit("explain", photo, *tiny, *options, "--param", "rule=frozen", "--out", place / "deep" / "out")

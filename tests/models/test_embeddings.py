@@ -167,6 +167,8 @@ def test_classes_of_an_embedding_cannot_be_evaluated() -> None:
     view, photos = vitrail.wrap(of_timm("vit_small_patch14_dinov2").float()), [noise(40, 40, 0), noise(40, 40, 1)]
     with pytest.raises(VitrailError, match=NO_CLASSES):
         vitrail.evaluate(view, photos, ["decompx"], ["deletion(steps=4)"])
+    with pytest.raises(VitrailError, match=r"a channel of an embedding is not: .* lambda .*: logits\[:, 3\]"):
+        vitrail.evaluate(view, photos, ["decompx"], ["deletion(steps=4)"], target=3)
     rows = vitrail.evaluate(view, photos, ["decompx"], ["deletion(steps=4)"], target=Similarity(noise(40, 40, 2)))
     assert rows["value"].notna().all()
 

@@ -248,6 +248,22 @@ def test_an_unknown_metric_has_no_best(tmp_path: Path) -> None:
     assert "my_own" in " ".join(summary.legend())
 
 
+def test_scores_that_are_no_probabilities_are_told(tmp_path: Path) -> None:
+    """Rows of a version without the column, and rows in which a score was scaled."""
+    plain = summary_of(Made().write(tmp_path / "plain"))
+    assert not any("scaled" in line for line in plain.legend())
+    made = Made(seed=1).write(tmp_path / "scores")
+    row = {**Made(seed=1).rows()[0], "scale": [0.2, 0.9]}
+    Store(made).add_rows([{**row, "time": START.replace(year=2030)}])
+    summary = summary_of(made)
+    assert "Of scores that are no probabilities, scaled: empty image 0, full image 1: insertion(steps=8)." in (
+        summary.legend()
+    )
+    axes = {column.call: column.curve_axis for column in summary.results.metrics}
+    assert axes["insertion(steps=8)"] == "scaled: empty image 0, full image 1"
+    assert axes["deletion(steps=8)"] == "class probability"
+
+
 def test_combined_metrics_are_no_means_of_values(folder: Path) -> None:
     rows = Made(metrics=("mean_iou",)).rows()
     draw = np.random.default_rng(0)
@@ -271,7 +287,7 @@ def test_errors_are_counted_and_listed_and_no_values(tmp_path: Path) -> None:
     text = tables.markdown(summary)
     assert "## Errors: 5" in text
     assert "3 × random, insertion(steps=8) (vit\\_tiny; first photo-000): out of memory &lt;b&gt;" in text
-    assert "2 × the image could not be read" in text
+    assert "2 × the image was left out" in text
     assert len(pd.read_csv(io.StringIO(tables.errors_csv(summary)))) == 2
     assert len(summary.results.settings[0].images) == 24
 

@@ -25,10 +25,11 @@ from vitrail.bench.plan import METRICS, ModelSpec, Plan
 from vitrail.bench.shard import Shard
 from vitrail.bench.store import Buffer, Store, environment
 from vitrail.calls import split_call
-from vitrail.data.annotations import annotated, class_map, own_class
+from vitrail.data.annotations import annotated, known_class, own_class
 from vitrail.data.base import DataSet, Example
 from vitrail.data.images import image_hash
 from vitrail.data.names import data_name
+from vitrail.data.places import NoPlaceError, check_annotated
 from vitrail.engine.trace import TraceSpec
 from vitrail.errors import VitrailError
 from vitrail.evaluation import (
@@ -42,8 +43,11 @@ from vitrail.evaluation import (
     build_methods,
     build_metrics,
     check_apply,
+    check_places,
     explained_classes,
+    map_for,
     open_examples,
+    place_kind,
     read_ahead,
 )
 from vitrail.files import printable
@@ -187,16 +191,19 @@ class ModelRun:
 
     def __post_init__(self) -> None:
         plan, view = self.plan, self.view
-        self.remap = class_map(view, self.data)
         self.explained = explained_classes(plan.target, plan.protocol)
+        self.place = place_kind(self.explained)
+        self.remap = map_for(view, self.data, self.explained)
         # by normalised call: tis and tis(masks=1024) are the same work
         self.methods = {method.call: method for method in build_methods(view, plan.methods)}
+        check_places(view, self.explained, self.methods.values())
         # of the whole plan, not of what is missing: a resumed run computes the same traces
         self.traces = traces_of(self.methods.values())
         self.metrics = {metric.call: metric for metric in build_metrics(plan.metrics, plan.protocol)}
         self.model_hash = model_hash(view)
         self.data_name = data_name(plan.data)
-        self.batch_size = 1 if plan.deterministic else plan.batch_size or BATCH.get(view.device.type, 4)
+        alone = plan.deterministic or self.place is not None  # at a place each image has a view of its own
+        self.batch_size = 1 if alone else plan.batch_size or BATCH.get(view.device.type, 4)
         pairs = product(self.methods, self.metrics, self.explained)
         self.pairs: dict[Pair, str] = {pair: self._work(pair) for pair in pairs if self._is_affordable(*pair)}
         self.written = -math.inf  # the first results are written at once
@@ -208,35 +215,43 @@ class ModelRun:
         not for tokens: what another model lacks is a gap in a table of both.
         """
         plan = self.plan
+        if self.place:
+            check_annotated(self.place, self.data, self._first())
         if self.name != plan.models[0].name or [split_call(call)[0] for call in plan.metrics] == METRICS:
             return
         needs = [need for need in CHECKED_NEEDS if need != "tokens" or len(plan.models) == 1]
         metrics = self.metrics.values()
         unmet = [metric for metric in metrics if isinstance(metric, MapMetric) and metric.info.needs in needs]
         cases: list[Case] = []
-        for position in range(min(CHECKED_IMAGES, len(self.data))):
-            if not unmet:
-                return
-            try:
-                self.checked[position] = self.data[position]
-                case = self._case(self.checked[position])
-            except Exception:  # a broken image, or one that the model fails on, becomes a row of the run
-                continue
-            cases.append(case)
-            unmet = [metric for metric in unmet if case.lacks(metric.info.needs)]
+        examples = self._first()
+        while unmet and (example := next(examples, None)):
+            with suppress(Exception):  # an image that the model fails on becomes a row of the run
+                cases.append(self._case(example))
+                unmet = [metric for metric in unmet if cases[-1].lacks(metric.info.needs)]
         if cases:
             check_apply(unmet, cases)
+
+    def _first(self) -> Iterator[Example]:
+        """The first images, read once; a broken one becomes a row of the run."""
+        for position in range(min(CHECKED_IMAGES, len(self.data))):
+            if position not in self.checked:
+                try:
+                    self.checked[position] = self.data[position]
+                except Exception:
+                    continue
+            yield self.checked[position]
 
     def _case(self, example: Example) -> Case:
         """An image with its annotations and an empty map."""
         view = self.view
         pixels = view.check_images(view.preprocess(example.image)[None])
-        label = own_class(view, example, self.remap)
-        target = label if "label" in self.explained else None
+        own = own_class(view, example, self.remap)
+        label = known_class(own)
+        target = label if self.place or "label" in self.explained else None
         if target is None:
             with torch.no_grad():
                 target = int(view.predicted(view.logits(pixels)))
-        annotations = annotated(view, example, target, label, self.remap)
+        annotations = annotated(view, example, target, own, self.remap)
         empty = torch.zeros(view.size)
         return Case(view=view, pixels=pixels, target=target, predicted=target, label=label, map=empty, **annotations)
 
@@ -281,7 +296,7 @@ class ModelRun:
                 self._flush()
 
     def _read(self, position: int, reading: Future[Identified], done: Mapping[str, str | None]) -> Identified | None:
-        """An image; None if it cannot be read, which becomes a row."""
+        """An image; None if it cannot be read, which becomes a row, or is known to have no place to ask about."""
         try:
             image = reading.result()
         except Exception as error:
@@ -291,8 +306,13 @@ class ModelRun:
             self._count_failed(key, done)
             return None
         name = image.ready.example.id
-        if done.get(key := self._reading_key(name)):  # it could not be read before
-            self._buffer([{"image": name, "key": key}])
+        place_key = self._place_key(image.digest)
+        if done.get(place_key) and not self.retry:
+            self._count_failed(place_key, done)
+            return None
+        for key in (self._reading_key(name), place_key):
+            if done.get(key):  # it could not be read, or asked about, before
+                self._buffer([{"image": name, "key": key}])
         return image
 
     def _is_missing(self, key: str, done: Mapping[str, str | None]) -> bool:
@@ -319,12 +339,18 @@ class ModelRun:
                     calls.setdefault(method, []).append(metric)
             tasks = [Task(self.methods[call], [self.metrics[name] for name in names]) for call, names in calls.items()]
             tasks.sort(key=lambda task: sum(task.method.passes()))  # cheap methods are safe before costly ones start
-            for results in self._attempt(images, tasks, kind):
-                for result in results:
-                    if isinstance(result, Finding) and self.plan.maps:
-                        self._keep(result, kept)
-                self._add([row for result in results for row in self._rows(result, digests)])
-                self._report(done, total)
+            try:
+                for results in self._attempt(images, tasks, kind):
+                    for result in results:
+                        if isinstance(result, Finding) and self.plan.maps:
+                            self._keep(result, kept)
+                    self._add([row for result in results for row in self._rows(result, digests)])
+                    self._report(done, total)
+            except NoPlaceError as error:
+                (image,) = group
+                left_out = {"explained": kind, "error": _message(error), "key": self._place_key(image.digest)}
+                self._add([{"image": image.ready.example.id, **left_out}])
+                return
         self.outcome.images += len(group)
 
     def _attempt(
@@ -335,9 +361,14 @@ class ModelRun:
         measured: set[tuple[str, str]] = set()
         try:
             evaluation = Evaluation(self.view, tasks, (kind,), self.remap, chunk_size, self.traces)
+            if self.place:
+                (image,) = images
+                evaluation = evaluation.at_place(image)
             for results in evaluation.attempt(images):
                 measured |= {(result.method.call, metric.call) for result in results for metric in result.metrics}
                 yield results
+        except NoPlaceError:
+            raise
         except Exception as error:  # of the images or the model itself, not of a method
             rest = []
             for task in tasks:
@@ -430,6 +461,10 @@ class ModelRun:
     def _reading_key(self, name: str) -> str:
         """Key of the row for an image that cannot be read: its content is unknown, so the key uses its name."""
         return hash_of(self.model_hash, self.data_name, name)
+
+    def _place_key(self, digest: str) -> str:
+        """Key of the row for an image that has no place to ask about."""
+        return hash_of(digest, self.model_hash, f"no {self.place}")
 
     def _work(self, pair: Pair) -> str:
         """What is done for a pair: with the hashes of image and model, the key of its row."""

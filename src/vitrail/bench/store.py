@@ -57,7 +57,7 @@ def schema() -> pa.Schema:
         ("method", text), ("params", text), ("metric", text), ("value", number), ("target", pa.int64()),
         ("explained", text), ("label", pa.int64()), ("curve", pa.list_(number)), ("parts", pa.list_(number)),
         ("ties", number), ("seconds", number), ("memory", pa.int64()), ("error", text),
-        ("time", pa.timestamp("us", tz="UTC")),
+        ("time", pa.timestamp("us", tz="UTC")), ("scale", pa.list_(number)),
     ])  # fmt: skip
 
 
@@ -170,9 +170,9 @@ class Store:
         import pyarrow as pa
 
         selected = None if columns is None else list(dict.fromkeys([*columns, *REQUIRED]))
-        tables = list(self._read("rows", lambda content: _rows(content, selected)))
-        tables = tables or [schema().empty_table().select(selected or schema().names)]
-        table = pa.concat_tables(tables, promote_options="default")  # parts of an older version may lack a column
+        none = schema().empty_table().select(selected or schema().names)  # parts of an older version may lack a column
+        tables = [none, *self._read("rows", lambda content: _rows(content, selected))]
+        table = pa.concat_tables(tables, promote_options="default")
         frame = table.to_pandas(timestamp_as_object=False)
         assert isinstance(frame, pd.DataFrame)
         last = frame.drop_duplicates("key", keep="last")

@@ -67,7 +67,13 @@ def bench(
     ] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Number of images to sample; default: all.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling; default: 0.")] = None,
-    target: Annotated[str | None, typer.Option(help="Class to explain: predicted or label.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Class to explain: predicted or label; or, of the annotated object of each image, region (its class "
+            "within its mask, by a segmentation model) or box (the detection that fits its box)."
+        ),
+    ] = None,
     protocol: Annotated[str | None, typer.Option(help="Use this paper's protocol: tis, vit_cx, rise, …")] = None,
     preset: Annotated[str | None, typer.Option(help="full, or quick: fewer steps and masks.")] = None,
     out: Annotated[

@@ -72,7 +72,7 @@ class Board:
     total: int | None = None  # images; None = unknown
     tallies: dict[tuple[str, str, str, str], Tally] = field(default_factory=dict)  # model, method, metric, explained
     seconds: dict[tuple[str, str], Tally] = field(default_factory=dict)
-    unread: Counter[str] = field(default_factory=Counter)  # model → images that could not be read
+    unread: Counter[str] = field(default_factory=Counter)  # model → images that could not be read, or asked about
     errors: int = 0
     started: dict[str, float] = field(default_factory=dict)  # model → time
     baseline: dict[tuple[str, str], int] = field(default_factory=dict)  # images of a method at that time
@@ -177,7 +177,7 @@ class Board:
     def _line(self, model: str) -> str:
         counts = [count for method in self.methods if (count := self._count(model, method)) is not None]
         line = f"{model}: {self._of_all(self._measured(model, min(counts, default=0)))} images"
-        line += f", {self.unread[model]} could not be read" if self.unread[model] else ""
+        line += f", {self.unread[model]} left out" if self.unread[model] else ""
         pace, left = self._pace(model), self._left(model)
         if pace is not None:
             line += f", {pace:.2f} s/image"
@@ -260,5 +260,5 @@ def board_of(plan: Plan, store: Store, ids: Sequence[str] | None, errors: bool =
 
 
 def _call(method: str, params: Any) -> str:
-    """The call of a row's method; empty for an image that could not be read."""
+    """The call of a row's method; empty for an image that was left out."""
     return join_call(method, json.loads(params)) if method else ""

@@ -526,7 +526,8 @@ def _lines(explanation: Explanation, random: dict[str, float], alone: bool) -> I
     if random:
         measured = [(split_call(name)[0], explanation.scores[name], value) for name, value in random.items()]
         scores = [f"{name} {score:.3f} (random {value:.3f})" for name, score, value in measured]
-        line = f"{', '.join(scores)}; higher is better for insertion, lower for deletion"
+        scaled = f" ({explanation.scale_line})" if explanation.scale_line else ""
+        line = f"{', '.join(scores)}{scaled}; higher is better for insertion, lower for deletion"
         yield line.replace("-", "−")
 
 
@@ -548,4 +549,6 @@ def _explained_row(path: Path, explanation: Explanation, picture: Path) -> dict[
         "picture": str(picture),
         "seconds": f"{explanation.seconds:.3f}",
     }
+    if explanation.scale:
+        values["scale"] = json.dumps(explanation.scale)
     return _row(path, **values, **{name: f"{value:.6f}" for name, value in explanation.scores.items()})

@@ -15,22 +15,29 @@ from vitrail.models.view import View
 
 
 def annotated(
-    view: View, example: Example, target: int, label: int | None, remap: Callable[[int], int]
+    view: View,
+    example: Example,
+    target: int,
+    label: int | None,
+    remap: Callable[[int], int],
+    shown: Sequence[Object] | None = None,
 ) -> dict[str, Any]:
     """The objects of an image as a case takes them: region, boxes, others, ignore at the model input.
 
     The region is that of the objects of the explained class; where there are none, of the image's own class, which is
-    what people drew: a wrong prediction is explained by what is there.
+    what people drew: a wrong prediction is explained by what is there. ``shown``: that of these objects instead.
     """
-    labelled = [(None if o.label is None else remap(o.label), o) for o in example.objects]
-    shown = [o for index, o in labelled if index in (target, None)] or [o for index, o in labelled if index == label]
-    drawn = [box for box in map(_box, shown) if box is not None]
+    if shown is None:
+        labelled = [(None if o.label is None else remap(o.label), o) for o in example.objects]
+        shown = [o for index, o in labelled if index in (target, None)]
+        shown = shown or [o for index, o in labelled if index == label]
+    drawn = [box for box in map(drawn_box, shown) if box is not None]
     ignore = example.ignore
     return {
-        "region": _region(view, example, shown),
+        "region": seen_region(view, example, shown),
         "from_masks": bool(shown) and all(o.mask is not None for o in shown),
         "boxes": view.preprocessing.boxes(drawn, example.image.size) if shown else None,
-        "others": _region(view, example, [o for _, o in labelled if o not in shown]),
+        "others": seen_region(view, example, [o for o in example.objects if o not in shown]),
         "ignore": None if ignore is None else view.preprocessing.mask(ignore).to(view.device),
     }
 
@@ -40,18 +47,21 @@ def own_class(view: View, example: Example, remap: Callable[[int], int]) -> int 
     label = example.label
     if example.by_area:
         labels = sorted({item.label for item in example.objects if item.label is not None})
-        regions = {index: _region(view, example, [o for o in example.objects if o.label == index]) for index in labels}
+        regions = {
+            index: seen_region(view, example, [o for o in example.objects if o.label == index]) for index in labels
+        }
         areas = {index: int(region.sum()) for index, region in regions.items() if region is not None and region.any()}
         label = max(areas, key=areas.__getitem__, default=label)  # the first of equals
     return None if label is None else remap(label)
 
 
-def _box(item: Object) -> Box | None:
+def drawn_box(item: Object) -> Box | None:
+    """Its box, or that around its mask."""
     return item.box if item.box is not None or item.mask is None else tight_box(item.mask)
 
 
-def _region(view: View, example: Example, objects: Sequence[Object]) -> Tensor | None:
-    """(H, W) bool: the pixels of the model input that show any of the objects."""
+def seen_region(view: View, example: Example, objects: Sequence[Object]) -> Tensor | None:
+    """(H, W) bool: the pixels of the model input that show any of the objects; None without objects."""
     if not objects:
         return None
     region = torch.zeros(view.size, dtype=torch.bool)
@@ -114,13 +124,23 @@ def class_map(view: View, data: DataSet) -> Callable[[int], int]:
 def posed_class_map(model: View, view: View, data: DataSet) -> Callable[[int], int]:
     """The same for a view that was made for a question about a model: its groups have their members' labels.
 
-    The classes of a data set are none of a score's, so that they get numbers that no class has.
+    The classes of a data set are none of a score's.
     """
     if view.output == "score":
-        return lambda label: -1 - label
+        return no_class
     remap = class_map(model, data)
     if not view.groups:
         return remap
     groups = [*view.groups, *((index,) for index in view.ungrouped)]
     places = {member: place for place, members in enumerate(groups) for member in members}
     return lambda label: places[remap(label)]
+
+
+def no_class(label: int) -> int:
+    """A number that no class of a model has, for a class that the model does not know."""
+    return -1 - label
+
+
+def known_class(label: int | None) -> int | None:
+    """The same, unless the model does not know it."""
+    return None if label is None or label < 0 else label

@@ -196,6 +196,7 @@ class Scheduler:
             selected = [item for item in requests if not apart or item[0] is requests[0][0]]
             gradients = [item for item in selected if isinstance(item[2], PixelGradients)]
             self._try(*((self._gradients, gradients) if gradients else (self._variants, selected)), isolated)
+        self._parts = {}  # nor are copies of them held while results are used
 
     def _try(self, answer: Callable[[list[Waiting]], None], items: list[Waiting], isolated: bool) -> None:
         """Answers a group; if that fails, each job on its own, so that it fails alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,8 +39,6 @@ class Pami(MaskMethod):
     background: Literal["blur", "black", "white"] = "blur"
     shifts: tuple[int, ...] | None = None
     protocol: Literal["default", "authors"] = "default"
-
-    bears_bf16: ClassVar[bool] = True
 
     def explain_one(self, subject: Subject) -> Explained:
         image = subject.image

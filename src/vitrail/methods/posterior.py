@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,9 +99,16 @@ class Posterior(TokenMethod, MaskMethod):
         fits = yield from concurrently(
             [self.fit(subject, prior_map) for subject, prior_map in zip(subjects, prior_maps, strict=True)]
         )
+        extras = {name: torch.stack([fit.extras[name] for fit in fits]) for name in fits[0].extras}
+        if (unmoved := int((extras["r2"] == 0).sum())) > 0:  # exactly, where no score differs
+            warnings.warn(
+                f"{self.model.name} gave the same score whatever was removed, for {unmoved} of {len(fits)} images: "
+                "nothing is evidence, and their maps are 0 up to rounding.",
+                stacklevel=2,
+            )
         return Attribution(
             torch.stack([fit.mean for fit in fits]).unflatten(1, self.model.grid),
-            {name: torch.stack([fit.extras[name] for fit in fits]) for name in fits[0].extras},
+            extras,
             torch.stack([fit.deviation for fit in fits]).unflatten(1, self.model.grid),
         )
 

@@ -66,7 +66,6 @@ class Lime(SubsetMethod):
     ridge: float = 1.0
 
     version: ClassVar[int] = 2
-    bears_bf16: ClassVar[bool] = True
 
     def explain_one(self, subject: Subject) -> Explained:
         self.check(self.samples)

@@ -36,7 +36,6 @@ class VitCx(MaskMethod):
     """
 
     version: ClassVar[int] = 3
-    bears_bf16: ClassVar[bool] = True
 
     output: Output = "probability"
     layer: Literal["norm1", "attention"] = "norm1"

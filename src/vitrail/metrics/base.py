@@ -23,6 +23,8 @@ from vitrail.targets import Reading
 
 Needs = Literal["map", "tokens", "label", "region", "mask", "boxes", "objects", "method", "completeness"]
 
+SCALED = "scaled: empty image 0, full image 1"  # what is said of curves of scores that are no probabilities
+
 MODULES = "perturbation imputation tokens agreement localization boxes complexity robustness sanity".split()
 
 
@@ -46,12 +48,14 @@ class Scored:
 
     ``parts`` are the numbers from which the value of a data set is computed, where that is not the mean of values;
     ``extras["ties"]`` is the share of cells whose order only the seed decides, where a metric depends on the order.
+    ``scale``: of a score that is no probability, those of the empty and the full image, where the curve has 0 and 1.
     """
 
     value: float
     curve: list[float] | None = None
     parts: list[float] | None = None
     extras: dict[str, float] = field(default_factory=dict)
+    scale: list[float] | None = None
 
 
 NOT_APPLICABLE = Scored(float("nan"))

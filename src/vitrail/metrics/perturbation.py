@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -54,8 +54,8 @@ class Area(PixelCurve):
     way: ClassVar[Way]
 
     def ask(self, case: Case) -> Asking[Scored]:
-        ((area, curve),) = yield from self.areas(case, self.way)
-        return Scored(area, curve, extras={"ties": case.ties})
+        (scored,) = yield from self.areas(case, self.way)
+        return scored
 
     def curve(self, case: Case, way: Way) -> Pictures:
         """The request for a curve."""
@@ -72,22 +72,22 @@ class Area(PixelCurve):
             same=(way, kind, self.steps, self.seed, self.precision),
         )
 
-    def areas(self, case: Case, *ways: Way) -> Asking[list[tuple[float, list[float]]]]:
-        """The area under each curve, and its probabilities."""
+    def areas(self, case: Case, *ways: Way) -> Asking[list[Scored]]:
+        """The area under each curve."""
         if case.view.output == "score" and self.protocol == "tis":
             raise VitrailError(
                 'protocol="tis" measures probabilities, but the target has a score: use another protocol.'
             )
         curves = yield [self.curve(case, way) for way in ways]
-        heights = [self.scaled(case, curve[:, PROBABILITY], way) for curve, way in zip(curves, ways, strict=True)]
-        return [(self.area(points), points.tolist()) for points in heights]
+        return [self.scored(case, curve[:, PROBABILITY], way) for curve, way in zip(curves, ways, strict=True)]
 
-    def scaled(self, case: Case, points: Tensor, way: Way) -> Tensor:
-        """Probabilities as they are; a score relative to those of the empty image, 0, and the full image, 1."""
-        if case.view.output != "score":
-            return points
-        empty, full = (points[0], points[-1]) if way == "insertion" else (points[-1], points[0])
-        return (points - empty) / (full - empty)
+    def scored(self, case: Case, points: Tensor, way: Way) -> Scored:
+        """Of probabilities as they are; of a score relative to those of the empty image, 0, and the full image, 1."""
+        scale = None
+        if case.view.output == "score":
+            empty, full = (points[0], points[-1]) if way == "insertion" else (points[-1], points[0])
+            scale, points = [float(empty), float(full)], (points - empty) / (full - empty)
+        return Scored(self.area(points), points.tolist(), extras={"ties": case.ties}, scale=scale)
 
     def background(self, case: Case, way: Way) -> Tensor:
         if self.protocol in ("default", "tis"):
@@ -129,8 +129,8 @@ class InsertionMinusDeletion(Area):
     """Insertion minus deletion, by the same parameters."""
 
     def ask(self, case: Case) -> Asking[Scored]:
-        (inserted, _), (deleted, _) = yield from self.areas(case, "insertion", "deletion")
-        return Scored(inserted - deleted, extras={"ties": case.ties})
+        inserted, deleted = yield from self.areas(case, "insertion", "deletion")
+        return replace(inserted, value=inserted.value - deleted.value, curve=None)
 
 
 @dataclass(kw_only=True)

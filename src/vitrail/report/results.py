@@ -18,7 +18,7 @@ from vitrail.calls import call_name, join_call, split_call
 from vitrail.errors import VitrailError
 from vitrail.files import parse_json
 from vitrail.methods.base import MethodFactory
-from vitrail.metrics.base import Metric
+from vitrail.metrics.base import SCALED, Metric
 from vitrail.metrics.statistics import Floats
 from vitrail.report.statistics import Bools, Sample
 
@@ -49,6 +49,7 @@ class Column:
     call: str
     metric: Metric | None = field(default=None, compare=False)
     stale: bool = field(default=False, compare=False)
+    scaled: bool = field(default=False, compare=False)  # of scores in place of probabilities: empty image 0, full 1
 
     @property
     def better(self) -> int:
@@ -71,7 +72,7 @@ class Column:
     @property
     def curve_axis(self) -> str:
         """The quantity on the vertical axis of a curve."""
-        return _CURVE_AXES.get(self.metric.info.name if self.metric else "", "value")
+        return SCALED if self.scaled else _CURVE_AXES.get(self.metric.info.name if self.metric else "", "value")
 
     @property
     def removes(self) -> bool:
@@ -167,7 +168,9 @@ def read_results(folders: Sequence[Place], stale: bool = False, covering: bool =
     names = _run_names(folders)
     runs = [_Run(folder, name, stale, covering) for folder, name in zip(folders, names, strict=True)]
     methods = list(dict.fromkeys(call for run in runs for call in run.methods()))
-    metrics = list(dict.fromkeys(column for run in runs for column in run.metrics()))
+    scaled = {call for run in runs for call in run.scaled()}
+    columns = dict.fromkeys(column for run in runs for column in run.metrics())
+    metrics = [replace(column, scaled=column.call in scaled) for column in columns]
     settings = [setting for run in runs for setting in run.settings(methods, metrics)]
     damaged = [f"{run.name}/{part}" for run in runs for part in run.store.damaged]
     left_out = sum(run.left_out for run in runs)
@@ -280,6 +283,10 @@ class _Run:
     def metrics(self) -> list[Column]:
         present = set(self.good["column"])
         return [column for column in self.columns if column.call in present]
+
+    def scaled(self) -> set[str]:
+        """The metrics with values of scores that are no probabilities."""
+        return set(self.good["column"][self.good["scale"].notna()])
 
     def settings(self, methods: list[str], metrics: list[Column]) -> list[Setting]:
         calls, pictures = [column.call for column in metrics], self.store.pictures()

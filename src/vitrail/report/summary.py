@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from vitrail.metrics.base import SCALED
 from vitrail.metrics.statistics import PERCENTILES, Floats, resampled_means
 from vitrail.report.results import Results, Setting
 from vitrail.report.statistics import (
@@ -114,6 +115,8 @@ class Summary:
         undirected = [column.call for column in results.metrics if not column.better]
         if undirected:
             lines.append(f"Unknown direction, hence no best method: {', '.join(undirected)}.")
+        if scaled := [column.call for column in results.metrics if column.scaled]:
+            lines.append(f"Of scores that are no probabilities, {SCALED}: {', '.join(scaled)}.")
         if results.replaced:
             lines.append(f"{results.replaced} older rows of the same image, method and metric are ignored.")
         if results.stale:

@@ -18,6 +18,12 @@ MARKDOWN_COLUMNS = 8  # for several settings side by side
 LATEX_COLUMNS = 5
 LISTED_ERRORS = 20
 LONG = "run data model model_hash explained method metric better mean low high n p rank seconds".split()
+EXPLAINED = {
+    "predicted": "the predicted class",
+    "label": "the true class",
+    "region": "the class of the annotated object in its region",
+    "box": "the detection of the annotated object",
+}
 AGREEMENT = (
     "Spearman’s rank correlation over methods, each metric oriented so that higher is better: 1 = the same order, −1 = "
     "the opposite. Above the diagonal: of the methods’ means; below it: the mean of per-image correlations."
@@ -77,10 +83,9 @@ def about_settings(summary: Summary) -> list[str]:
     lines = []
     for setting in summary.results.settings:
         name = f"{setting.label}: " if setting.label else ""
-        explained = "true" if setting.explained == "label" else setting.explained
         lines.append(
-            f"{name}{len(setting.images)} images of {setting.data_name}, model {setting.model}, the {explained} class "
-            f"explained (run {setting.run})"
+            f"{name}{len(setting.images)} images of {setting.data_name}, model {setting.model}, "
+            f"{EXPLAINED.get(setting.explained, setting.explained)} explained (run {setting.run})"
         )
     return lines
 
@@ -148,7 +153,7 @@ def errors_csv(summary: Summary) -> str:
 def error_lines(summary: Summary) -> Iterator[str]:
     """One line per kind of error."""
     for group in summary.results.errors:
-        source = f"{group.method}, {group.metric}" if group.method else "the image could not be read"
+        source = f"{group.method}, {group.metric}" if group.method else "the image was left out"
         yield f"{group.count} × {source} ({group.model}; first {group.example}): {group.reason}"
 
 
