@@ -195,7 +195,7 @@ def test_one_question_about_all_images(model: str, target: Any, label: str | Non
         (["star", "disc"], 'asks the same of all images, but got several targets: .* ask for target="label"'),
         (torch.tensor([3, 4]), "asks the same of all images, but got several targets"),
         (Contrast("star", "disc"), "metrics measure the score of a single target: evaluate that of the Contrast alone"),
-        (Text("a star"), "is a classifier and reads no texts"),
+        (Text("a star"), "reads no texts"),
         (Box(), "detects no boxes"),
     ],
     ids=str,

@@ -215,7 +215,7 @@ def answer_for_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
     def config(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
         kinds = {"yolos": "YolosForObjectDetection", "eomt": "EomtForUniversalSegmentation"}
         kind = next((kind for name, kind in kinds.items() if name in source), "ViTForImageClassification")
-        return {"architectures": [kind]}, {}
+        return {"architectures": [kind], "model_type": "clip" if "clip" in source else "vit"}, {}
 
     def detector(source: str, output_loading_info: bool, **_: Any) -> Any:
         return families.yolos(dtype=torch.float32), {"missing_keys": [], "mismatched_keys": []}
