@@ -119,7 +119,7 @@ def test_a_class_is_found(target: Any, index: int, animals: View) -> None:
         ("tiger", "matches 2 classes.*1: tiger shark; 2: tiger cat"),
         ("tigre cat", "Did you mean 'tiger cat'"),
         ("xylophone", "has no class 'xylophone'.* 5 classes"),
-        ("", "has no class ''"),
+        ("", "the name of a class is empty"),
         (5, "no class 5 .*0…4"),
         (-1, "no class -1 .*0…4"),
         ("-1", "no class -1 .*0…4"),
