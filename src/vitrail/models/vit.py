@@ -72,7 +72,7 @@ class ViT(View):
     def width(self) -> int:
         return self.architecture().embedding.weight.shape[0]
 
-    @property
+    @cached_property
     def num_outputs(self) -> int:
         return self.architecture().head.outputs
 
