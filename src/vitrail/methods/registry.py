@@ -161,6 +161,7 @@ def build_method(name: str, model: View, /, **params: Any) -> Method:
 
 def supported_methods(model: View) -> list[str]:
     """The names of the methods that can explain a model."""
+    model = model.snapshot()
     return [name for name in list_methods() if not get_method(name).unsupported(model)]
 
 
@@ -176,7 +177,7 @@ def describe_methods(pattern: str = "*", model: View | None = None) -> list[dict
     infos = list_methods(ALIASES.get(pattern, pattern))
     if not infos:
         raise VitrailError(f"no method matches {pattern!r}; `vitrail methods` lists all.")
-    rows = []
+    rows, model = [], None if model is None else model.snapshot()
     for name, info in infos.items():
         row: dict[str, Any] = {
             "name": name,

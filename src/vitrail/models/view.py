@@ -204,6 +204,10 @@ class View:
         """The network as canonical parts."""
         raise self._without_tokens("canonical blocks")
 
+    def snapshot(self) -> View:
+        """A view that reads its network once, for many questions about its structure; it must not outlive them."""
+        return self
+
     @property
     def pools_patches(self) -> bool:
         """Whether the head needs at least one patch."""

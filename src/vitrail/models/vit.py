@@ -32,6 +32,10 @@ class ViT(View):
     def architecture(self) -> Architecture:
         return self.describe()
 
+    def snapshot(self) -> ViT:
+        parts = self.architecture()
+        return replace(self, describe=lambda: parts)
+
     @cached_property
     def num_layers(self) -> int:
         return len(self.blocks)
