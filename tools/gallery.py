@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -33,6 +34,7 @@ PICTURES = {  # file → embedded model
     SAMPLES / "ring-and-hourglass.png": "scenes",
 }
 SIDE = 96
+EMPTY = "#d0d0d0"
 MOST = 8_000  # bytes of a strip
 QUALITIES = (82, 74, 66, 58, 50, 40, 30)
 
@@ -64,11 +66,12 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for place, call in enumerate(missing, 1):
         start = time.monotonic()
-        try:
-            content = encoded(strip([subject.explained(call) for subject in subjects]))
-        except vitrail.VitrailError as error:
+        cells, errors = zip(*(explained(subject, call) for subject in subjects), strict=True)
+        for error in dict.fromkeys(filter(None, errors)):
             print(f"[{place}/{len(missing)}] {call}: {error}", flush=True)
+        if all(errors):
             continue
+        content = encoded(strip(cells))
         (FOLDER / strip_name(call)).write_bytes(content)
         spent = time.monotonic() - start
         print(f"[{place}/{len(missing)}] {call}: {len(content) / 1000:.1f} kB, {spent:.1f} s", flush=True)
@@ -91,7 +94,15 @@ def square(picture: Image.Image) -> Image.Image:
     return picture.crop((left, top, left + side, top + side))
 
 
-def strip(cells: list[Image.Image]) -> Image.Image:
+def explained(subject: Subject, call: str) -> tuple[Image.Image, str]:
+    """A cell of a strip; an empty one, and why, where the method cannot explain the model."""
+    try:
+        return subject.explained(call), ""
+    except vitrail.VitrailError as error:
+        return Image.new("RGB", (SIDE, SIDE), EMPTY), str(error)
+
+
+def strip(cells: Sequence[Image.Image]) -> Image.Image:
     page = Image.new("RGB", (SIDE * len(cells), SIDE))
     for place, cell in enumerate(cells):
         page.paste(cell, (SIDE * place, 0))
