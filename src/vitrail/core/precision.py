@@ -94,10 +94,9 @@ def lowered(parts: Architecture, dtype: torch.dtype = HALF) -> Architecture:
 def _converted(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Copies that are contiguous in memory."""
     flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)
+    torch.cat([tensor.flatten() for tensor in tensors], out=flat)
     parts = flat.split([tensor.numel() for tensor in tensors])
-    copies = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-    torch._foreach_copy_(copies, tensors)
-    return copies
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _bias(linear: Linear) -> Tensor:
