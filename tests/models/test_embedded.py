@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -166,6 +167,15 @@ def test_a_module_of_ours_is_wrapped_like_any_other() -> None:
     module = vitrail.load("photo").module
     view = vitrail.wrap(module, mean=(0.5, 0.5, 0.5))
     assert (view.has_tokens, view.size, view.num_classes, view.name) == (True, (64, 64), 200, "VisionTransformer")
+
+
+def test_their_heads_can_be_replaced_as_those_of_timm() -> None:
+    module = copy.deepcopy(vitrail.load("scenes").module)
+    module.reset_classifier(num_classes=2)
+    view = vitrail.wrap(module, labels=["one object", "two objects"], mean=(0.5,) * 3, std=(0.5,) * 3)
+    images = torch.randn(2, 3, *view.size, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(view.logits(images), module(images).detach(), rtol=0, atol=1e-5)
+    assert module.num_classes == view.num_classes == 2
 
 
 def test_explaining_with_one_imports_no_other_library_of_models() -> None:

@@ -101,6 +101,11 @@ class VisionTransformer(nn.Module):
         self.fc_norm = nn.Identity()
         self.head = nn.Linear(embed_dim, num_classes)
 
+    def reset_classifier(self, num_classes: int) -> None:
+        """Replaces the head by a new one, to be trained."""
+        self.num_classes = num_classes
+        self.head = nn.Linear(self.head_hidden_size, num_classes).to(self.head.weight)
+
     def forward_features(self, images: Tensor) -> Tensor:
         """(B, 1 + N, d): the tokens that the head pools."""
         patches = self.patch_embed(images)
