@@ -26,6 +26,7 @@ from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.methods.masking import Subject, features_of
 from vitrail.methods.vit_cx import VitCx
 from vitrail.methods.vit_shapley import Card, Explainer
+from vitrail.models.detection import Detector
 from vitrail.models.view import View
 from vitrail.targets import Target
 from vitrail.training import Game
@@ -40,6 +41,16 @@ def viewed(name: str, dtype: torch.dtype = DOUBLE) -> tuple[Family, nn.Module, V
     family = families.find(name)
     module = family.build(dtype)
     return family, module, wrapped(name, module)
+
+
+def sure_detector() -> Detector:
+    """A detector of images of 32 × 48 pixels, sure of its classes."""
+    module = families.yolos(dtype=torch.float32)
+    with torch.no_grad():
+        module.class_labels_classifier.layers[-1].weight *= 30
+    view = vitrail.wrap(module)
+    assert isinstance(view, Detector)
+    return view
 
 
 def wrapped(name: str, module: nn.Module) -> View:

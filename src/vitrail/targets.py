@@ -554,7 +554,8 @@ def class_indices(view: View, spec: ClassSpec, count: int, name: str) -> Tensor:
         if isinstance(values, list) and len(values) == 1:  # captum's contract: a tensor of one number is for all
             values = values[0]
     if isinstance(values, Sequence) and not isinstance(values, str):
-        indices = [view.class_index(value) for value in values]
+        present = view.snapshot()
+        indices = [present.class_index(value) for value in values]
     else:
         indices = [view.class_index(values)] * count
     if len(indices) != count:

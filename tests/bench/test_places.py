@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from tests import families
 from tests.common import noise
-from tests.families import OBJECTS, WIDTH, yolos
+from tests.families import OBJECTS, WIDTH
+from tests.helpers import sure_detector
 from typer.testing import CliRunner
 
 import vitrail
@@ -43,12 +44,7 @@ def segmenter(tmp_path: Path) -> ModelSpec:
 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
-    module = yolos(dtype=torch.float32)
-    with torch.no_grad():
-        module.class_labels_classifier.layers[-1].weight *= 30
-    view = vitrail.wrap(module)
-    assert isinstance(view, Detector)
-    return view
+    return sure_detector()
 
 
 def drawn(detector: Detector) -> InMemory:

@@ -11,7 +11,7 @@ import torch
 from tests import families
 from tests.common import noise
 from tests.families import CLASSES, OBJECTS, WIDTH, yolos
-from tests.helpers import assert_same_state, state_of
+from tests.helpers import assert_same_state, state_of, sure_detector
 from torch import nn
 
 import vitrail
@@ -40,13 +40,7 @@ def segmenter() -> View:
 
 @pytest.fixture(scope="module")
 def detector() -> Detector:
-    """32 × 48 pixels; sure of its classes."""
-    module = yolos(dtype=torch.float32)
-    with torch.no_grad():
-        module.class_labels_classifier.layers[-1].weight *= 30
-    view = vitrail.wrap(module)
-    assert isinstance(view, Detector)
-    return view
+    return sure_detector()
 
 
 def rectangle(size: tuple[int, int], rows: slice, columns: slice) -> Mask:

@@ -176,12 +176,12 @@ def test_queries_keys_and_values_share_the_memory_of_one_layer(view: View) -> No
 def able_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that gains from bf16, whether this one does or not."""
     monkeypatch.setattr(views, "cpu_multiplies_bf16", lambda: True)
-    monkeypatch.delenv("VITRAIL_PRECISION")
+    monkeypatch.delenv("VITRAIL_PRECISION", raising=False)
 
 
 @pytest.fixture(scope="module")
 def scenes() -> View:
-    return vitrail.load("scenes")
+    return vitrail.load("scenes", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_a_cpu_scores_in_bf16_where_that_is_faster(scenes: View, monkeypatch: py
     )
     assert not narrow.gains_from_bf16, "conversions would cost more than products gain"
     for dtype in ("float64", "float16", "bfloat16"):
-        assert not vitrail.load("scenes", dtype=dtype).gains_from_bf16
+        assert not vitrail.load("scenes", device="cpu", dtype=dtype).gains_from_bf16
     monkeypatch.setenv("VITRAIL_PRECISION", "full")
     assert not scenes.gains_from_bf16
     monkeypatch.setenv("VITRAIL_PRECISION", "")

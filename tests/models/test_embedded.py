@@ -176,6 +176,12 @@ def test_their_heads_can_be_replaced_as_those_of_timm() -> None:
     images = torch.randn(2, 3, *view.size, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(view.logits(images), module(images).detach(), rtol=0, atol=1e-5)
     assert module.num_classes == view.num_classes == 2
+    module.reset_classifier(num_classes=4)
+    assert view.num_outputs == 4, "a view follows its module"
+    module.reset_classifier(num_classes=2)
+    for target in (3, [0, 3]):
+        with pytest.raises(vitrail.VitrailError, match="there is no class 3"):
+            vitrail.explain(view, images, target=target)
 
 
 def test_explaining_with_one_imports_no_other_library_of_models() -> None:

@@ -76,7 +76,7 @@ class ViT(View):
     def width(self) -> int:
         return self.architecture().embedding.weight.shape[0]
 
-    @cached_property
+    @property
     def num_outputs(self) -> int:
         return self.architecture().head.outputs
 
