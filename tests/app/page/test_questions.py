@@ -207,6 +207,10 @@ def test_a_text_is_answered_as_it_is_typed_and_the_last_one_wins(visit_reading: 
     page.fill("#text", "a " * 50)
     page.wait_for_selector("#typed.wrong")
     assert "tokens" in page.inner_text("#typed")
+    page.fill("#text", " ")
+    page.wait_for_selector("#typed:not(.wrong)")
+    assert page.inner_text("#typed") == "The text is empty: the map stays until it is not."
+    assert "text=a+red+star" in page.url
     page.click("#classes .class >> nth=-1")
     page.wait_for_function("() => !location.hash.includes('text=')")
     assert page.is_checked("input[value=class]")

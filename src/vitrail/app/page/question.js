@@ -41,6 +41,8 @@ function askTyped() {
   const [group, rival, text] = ["group", "rival", "text"].map((id) => find(`#${id}`).value.trim()), kind = checkedValue("ask");
   if (kind === "group" && group) ask({ kind, group, rival }, tell);
   else if (kind === "text" && text) ask({ kind, text }, tell);
+  else if (kind === "group") say("No class is named: the map stays until one is.");
+  else if (kind === "text") say("The text is empty: the map stays until it is not.");
 }
 
 export function ask(question, onError) {
