@@ -41,7 +41,7 @@ from vitrail.evaluation import (
     open_examples,
     place_kind,
 )
-from vitrail.explanation import Explanation, tensor_hash
+from vitrail.explanation import Explanation
 from vitrail.methods.base import Attribution, Method
 from vitrail.methods.decomposition import DecompX
 from vitrail.methods.masking import MaskMethod
@@ -399,12 +399,13 @@ def _explanations(
 ) -> Iterator[Explanation]:
     """One for each image of a batch."""
     view = method.model
-    probabilities, attribution = view.probabilities(predicted.logits).cpu(), predicted.attribution
+    probabilities, attribution = view.probabilities(predicted.logits), predicted.attribution
+    likeliest = probabilities.argsort(descending=True, stable=True)[:, :5].tolist()
+    probabilities = probabilities.cpu()
     maps = attribution.map.float().cpu()
     errors = None if attribution.error is None else attribution.error.float().cpu()
     chunk = {"chunk": float(smallest_chunk or 0)} if isinstance(method, MaskMethod) else {}
     # as lists, once for the batch: on CUDA, each number that is read waits for the device
-    likeliest = probabilities.argsort(descending=True, stable=True)[:, :5].tolist()
     extras = {name: values.tolist() for name, values in attribution.extras.items()}
     classes = predicted.target.about_each
     for i, (picture, ranked, (index, *rival)) in enumerate(zip(pictures, likeliest, classes, strict=True)):
@@ -430,7 +431,6 @@ def _explanations(
             grid=view.grid if view.has_tokens else None,
             signed=method.info.signed,
             pixels=picture.pixels.cpu().clone() if picture.from_tensor else None,
-            pixels_hash=tensor_hash(picture.pixels) if picture.from_tensor else None,
             error=None if errors is None else errors[i].clone(),
             measure=view.measure,
         )

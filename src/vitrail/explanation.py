@@ -95,7 +95,7 @@ class Explanation:
     # of metrics that scale a score, which is no probability: the scores of the empty image, 0, and of the full image, 1
     scale: dict[str, list[float]] = field(default_factory=dict)
     pixels: Tensor | None = None  # (3, H, W), normalised: the input, if a tensor was explained; not saved
-    pixels_hash: str | None = None  # its hash, which is saved
+    pixels_hash: str | None = None  # of one that was opened: the hash of the input, which is saved
     against_probability: float | None = None
     true_label: str | None = None  # the true class of the image, if known
     storage: list[int] = field(default_factory=list)  # patches that the network uses as registers, row by row
@@ -454,7 +454,7 @@ class Explanation:
                 "path": self.image_path,
                 "sha256": image_hash(self.image),
                 "size": list(self.image.size),
-                "tensor_sha256": self.pixels_hash,
+                "tensor_sha256": self.pixels_hash if self.pixels is None else tensor_hash(self.pixels),
             },
             "method": self.method,
             "params": self.params,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -48,7 +49,7 @@ def nothing(images: Tensor, targets: Sequence[Target]) -> list[Trace]:
 
 def use(uses: Uses, key: str, times: int = 1, make: Any = nothing) -> list[bool]:
     """Whether each of some uses comes from a graph."""
-    return [uses.get(key, make, torch.zeros(1), []) is not None for _ in range(times)]
+    return [uses.get(key, lambda: Recorded(make, torch.zeros(1), [])) is not None for _ in range(times)]
 
 
 def test_the_third_use_is_captured_each_key_apart(made: list[Any]) -> None:
@@ -168,5 +169,10 @@ def test_deterministic_kernels_are_other_graphs() -> None:
 def test_a_cpu_has_no_graphs(view: View, made: list[Any]) -> None:
     spec = TraceSpec.of({"x"}, [0])
     for _ in range(4):
-        assert captured.captured(view, batch("timm_vit", 1, torch.float32), [Target()], spec, nothing) is None
+        assert (
+            captured.captured(
+                view, partial(State.of, view.modules), batch("timm_vit", 1, torch.float32), [Target()], spec, nothing
+            )
+            is None
+        )
     assert not made

@@ -94,9 +94,10 @@ def lowered(parts: Architecture, dtype: torch.dtype = HALF) -> Architecture:
 def _converted(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Copies that are contiguous in memory."""
     flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)
-    torch.cat([tensor.flatten() for tensor in tensors], out=flat)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    sizes = flat.split([tensor.numel() for tensor in tensors])
+    parts = [part.view(tensor.shape) for part, tensor in zip(sizes, tensors, strict=True)]
+    torch._foreach_copy_(parts, tensors)  # a few kernels on CUDA, where torch.cat has one for each tensor
+    return parts
 
 
 def _bias(linear: Linear) -> Tensor:

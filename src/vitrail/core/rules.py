@@ -47,6 +47,8 @@ class Plain:
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
         """``mix(attend(q, k), v)`` without materialising the attention map."""
+        if q.is_cuda and q.shape[2] < k.shape[2]:  # for few queries, cuDNN's kernel gives other bits at every call
+            return _attention_map(q, k, scale, bias) @ v
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
     def activate(self, z: Tensor, kind: Activation) -> Tensor:

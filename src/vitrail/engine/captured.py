@@ -1,8 +1,8 @@
-"""Traces as CUDA graphs: for few images, to launch the kernels of a trace one by one takes longer than to run them.
+"""Traces and scores as CUDA graphs: for few images, to launch kernels one by one takes longer than to run them.
 
-A graph is captured when the same network is traced in the same way for the third time, so that nobody waits for it who
-explains one image. It reads the weights where they are, as they are when it runs. What a graph gives is what the eager
-trace gives, bit by bit; where a trace cannot be captured, it stays eager.
+A graph is captured when the same network is run in the same way for the third time, so that nobody waits for it who
+explains one image. It reads the weights where they are, as they are when it runs. What a graph gives is what eager work
+gives, bit by bit; what cannot be captured stays eager.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.engine.cuda_graph import CAPTURING, Graph
+from vitrail.engine.cuda_graph import CAPTURING, Graph, release_pools
 from vitrail.engine.trace import Trace, TraceSpec
 from vitrail.models.view import View
 from vitrail.progress import passed, uncounted
 from vitrail.targets import Target, on_device
 
 EARLIER = 2  # uses before a graph is captured
-KEPT = 4  # graphs of a view; each holds the memory of its trace
+KEPT = 4  # traces of a view; each holds its memory
+KEPT_SCORES = 32  # scores of a view, which share theirs
 LARGEST = 64 * 3 * 224 * 224  # numbers in a batch: the kernels of larger ones take longer than their launches
+MOST_SCORED = 2**25  # numbers in the stream of inputs that are scored: likewise
 
 Make = Callable[[Tensor, Sequence[Target]], list[Trace]]
 
@@ -47,6 +49,21 @@ class Capture:
             return [_copied(trace) for trace in self.graph.result]
 
 
+class Scores:
+    """The logits of some inputs as a graph."""
+
+    def __init__(self, make: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+        with torch.inference_mode(False), torch.no_grad(), uncounted():
+            inputs = [tensor.clone() for tensor in inputs]
+            self.graph = Graph(inputs, partial(make, *inputs), pooled=True)
+
+    def run(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The logits of others."""
+        with self.graph.filled(inputs):
+            self.graph.replay()
+            return self.graph.result.clone()
+
+
 class State:
     """What graphs take for granted of networks: how they are made, and where their weights are."""
 
@@ -65,7 +82,7 @@ class State:
 
     @classmethod
     def of(cls, modules: Iterable[nn.Module]) -> State:
-        """That of some networks now; in few steps, since every trace asks."""
+        """That of some networks now; in few steps, since every answer asks."""
         parts: list[Any] = []
         addresses: list[int] = []
         waiting = [*modules]
@@ -80,12 +97,12 @@ class State:
 
 
 class Uses:
-    """When the traces of a view were made in each way, and those that were captured."""
+    """When work of a view was done in each way, and what of it was captured: at most so many."""
 
-    def __init__(self) -> None:
-        self.total = 0
+    def __init__(self, kept: int = KEPT) -> None:
+        self.kept, self.total = kept, 0
         self.times: dict[Hashable, deque[int]] = {}  # of the last uses, by the count of all uses
-        self.captures: OrderedDict[Hashable, Capture] = OrderedDict()  # by last use
+        self.captures: OrderedDict[Hashable, Capture | Scores] = OrderedDict()  # by last use
         self.failed: set[Hashable] = set()  # what cannot be captured
         self.state = State([], [])
 
@@ -97,8 +114,8 @@ class Uses:
             self.failed.clear()
         self.state = state  # holds what was compared, so that nothing else can have its address
 
-    def get(self, key: Hashable, make: Make, images: Tensor, targets: Sequence[Target]) -> Capture | None:
-        """The capture, made at the third use if there is room for it."""
+    def get(self, key: Hashable, make: Callable[[], Capture | Scores]) -> Any:
+        """The capture, made at the third use if there is room for it; None where there is none."""
         self.total += 1
         times = self.times.setdefault(key, deque(maxlen=EARLIER + 1))
         times.append(self.total)
@@ -106,8 +123,8 @@ class Uses:
             self.captures.move_to_end(key)
         elif len(times) > EARLIER and key not in self.failed and self._has_room(since=times[0]):
             try:
-                self.captures[key] = Capture(make, images, targets)
-            except Exception:  # whatever is wrong with the trace itself, the eager one tells
+                self.captures[key] = make()
+            except Exception:  # whatever is wrong with the work itself, the eager one tells
                 self.failed.add(key)
         return self.captures.get(key)
 
@@ -116,7 +133,7 @@ class Uses:
 
         So graphs that are used in turn with others keep their places: nothing is captured again and again.
         """
-        if len(self.captures) < KEPT:
+        if len(self.captures) < self.kept:
             return True
         oldest = next(iter(self.captures))
         if self.times[oldest][-1] > since:
@@ -125,36 +142,66 @@ class Uses:
         return True
 
 
-_uses: WeakKeyDictionary[View, Uses] = WeakKeyDictionary()
+_traces: WeakKeyDictionary[View, Uses] = WeakKeyDictionary()
+_scores: WeakKeyDictionary[View, Uses] = WeakKeyDictionary()
 
 
-def captured(view: View, images: Tensor, targets: Sequence[Target], spec: TraceSpec, make: Make) -> list[Trace] | None:
-    """The traces from a graph; None where there is none."""
+def captured(
+    view: View, state: Callable[[], State], images: Tensor, targets: Sequence[Target], spec: TraceSpec, make: Make
+) -> list[Trace] | None:
+    """The traces from a graph; None where there is none. ``state``: that of the network now."""
     if not images.is_cuda:
         with CAPTURING:
-            _uses.pop(view, None)  # the network may have been moved
+            for uses in (_traces, _scores):
+                uses.pop(view, None)  # the network may have been moved
         return None
     if images.numel() > LARGEST or spec.streamed:
         return None
     targets = [on_device(target, images.device) for target in targets]
     named_classes = tuple(tuple(name for name, _ in _classes(target)) for target in targets)
     key = (images.shape, images.dtype, images.device, spec, named_classes, view.output, view.groups, _settings())
-    state = State.of(view.modules)
     with CAPTURING:
-        uses = _uses.setdefault(view, Uses())
-        uses.check(state)
-        capture = uses.get(key, make, images, targets)
+        capture = _present(_traces, view, state(), KEPT).get(key, lambda: Capture(make, images, targets))
     if capture is None:
         return None
-    traces = capture.run(images, targets)
+    traces: list[Trace] = capture.run(images, targets)
     passed(len(images))
     return traces
+
+
+def captured_logits(
+    view: View, state: Callable[[], State], kind: Hashable, inputs: Sequence[Tensor], make: Callable[..., Tensor]
+) -> Tensor | None:
+    """What ``make`` makes of the inputs, from a graph; None where there is none.
+
+    Args:
+        view: whose network makes it.
+        state: that of the network now.
+        kind: what tells it from other work for the view with inputs of the same shapes.
+        inputs: tensors on the device.
+        make: what is captured.
+    """
+    if not inputs[0].is_cuda or len(inputs[0]) * view.num_tokens * view.width > MOST_SCORED:
+        return None
+    key = (kind, *((tensor.shape, tensor.dtype, tensor.device) for tensor in inputs), _settings())
+    with CAPTURING:
+        scores = _present(_scores, view, state(), KEPT_SCORES).get(key, lambda: Scores(make, inputs))
+    return None if scores is None else cast(Tensor, scores.run(inputs))
+
+
+def _present(kind: WeakKeyDictionary[View, Uses], view: View, state: State, kept: int) -> Uses:
+    """The uses of the network in this state."""
+    uses = kind.setdefault(view, Uses(kept))
+    uses.check(state)
+    return uses
 
 
 def forget() -> None:
     """Gives the memory of all graphs back."""
     with CAPTURING:
-        _uses.clear()
+        _traces.clear()
+        _scores.clear()
+        release_pools()
 
 
 def _settings() -> Hashable:

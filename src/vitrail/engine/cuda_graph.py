@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from threading import Lock, RLock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,16 +27,22 @@ class Graph(Generic[T]):
     """What a device does with static tensors, captured once, to be done again with other values.
 
     Graphs of a device are captured on one stream and thus share a workspace of cuBLAS, so one of them runs at a time.
+    Those that are ``pooled`` also share the memory of what they compute on the way.
     """
 
-    def __init__(self, inputs: Sequence[Tensor], work: Callable[[], T]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], work: Callable[[], T], pooled: bool = False) -> None:
         self.inputs, self.device = inputs, inputs[0].device
         with CAPTURING, torch.cuda.device(self.device):
             self.running, stream = _shared(self.device)
             self.kernels = torch.cuda.CUDAGraph()
             torch.cuda.current_blas_handle()  # of this thread: it cannot be made during a capture
-            with torch.cuda.graph(self.kernels, stream=stream, capture_error_mode="thread_local"):
-                self.result = work()
+            pool: Any = _pool(self.device).id if pooled else None
+            try:
+                with torch.cuda.graph(self.kernels, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    self.result = work()
+            except BaseException:
+                _end_capture(self.device, stream)
+                raise
 
     @contextmanager
     def filled(self, values: Sequence[Tensor]) -> Iterator[None]:
@@ -57,6 +63,24 @@ class Graph(Generic[T]):
 def _shared(device: torch.device) -> tuple[Lock, torch.cuda.Stream]:
     """What the graphs of a device have in common: the lock of whichever runs, and the stream to capture on."""
     return Lock(), torch.cuda.Stream(device)
+
+
+def _end_capture(device: torch.device, stream: torch.cuda.Stream) -> None:
+    """After a capture that failed: the device's random generator would still count as captured, and refuse to draw."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)
+
+
+@cache
+def _pool(device: torch.device) -> torch.cuda.MemPool:
+    """Held also while no graph uses it: a handle of a pool without users is invalid."""
+    with torch.cuda.device(device):
+        return torch.cuda.MemPool()
+
+
+def release_pools() -> None:
+    """Gives the memory that graphs share back, as soon as none of them is left."""
+    _pool.cache_clear()
 
 
 def synchronize(device: torch.device) -> None:

@@ -93,7 +93,7 @@ class Variants(Request):
         raise NotImplementedError
 
     def logits(self, parts: Architecture | None, *inputs: Tensor) -> Tensor:
-        """(m, C); ``parts``: the network, None where the view has no tokens."""
+        """(m, C), of the inputs alone; ``parts``: the network, None where the view has no tokens."""
         raise NotImplementedError
 
 

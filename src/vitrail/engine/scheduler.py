@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -22,7 +22,7 @@ from vitrail.core.operations import Walk
 from vitrail.core.parts import Architecture, converted
 from vitrail.core.precision import HALF, Scaling, lowered
 from vitrail.core.rules import get_rule
-from vitrail.engine.captured import captured, forget
+from vitrail.engine.captured import State, captured, captured_logits, forget
 from vitrail.engine.cuda_graph import CAPTURING, synchronize
 from vitrail.engine.modes import own_modes, too_large
 from vitrail.engine.requests import (
@@ -127,6 +127,7 @@ class Scheduler:
         self.host = next(iter(self.plan), None)  # the kind of trace that requests without gradients join
         self.smallest_chunk: int | None = None  # that was used
         self._parts: dict[tuple[int, torch.dtype | None], Architecture | None] = {}
+        self._states: dict[int, State] = {}
 
     def run(self, askers: Sequence[Asking[T]]) -> list[T]:
         """The results in order; the first error ends everything."""
@@ -180,7 +181,7 @@ class Scheduler:
         those of all jobs together, or of the first that has any where jobs are kept ``apart``.
         """
         requests: list[Waiting] = [(job, place, request) for job in jobs for place, request in job.open]
-        self._parts = {}  # weights may have changed since the last answer
+        self._parts, self._states = {}, {}  # weights may have changed since the last answer
         traced = [item for item in requests if isinstance(item[2], Traced)]
         known = [item for item in requests if isinstance(item[2], Logits) and item[2].known is not None]
         if known:
@@ -196,7 +197,7 @@ class Scheduler:
             selected = [item for item in requests if not apart or item[0] is requests[0][0]]
             gradients = [item for item in selected if isinstance(item[2], PixelGradients)]
             self._try(*((self._gradients, gradients) if gradients else (self._variants, selected)), isolated)
-        self._parts = {}  # nor are copies of them held while results are used
+        self._parts, self._states = {}, {}  # nor are copies of them held while results are used
 
     def _try(self, answer: Callable[[list[Waiting]], None], items: list[Waiting], isolated: bool) -> None:
         """Answers a group; if that fails, each job on its own, so that it fails alone."""
@@ -275,7 +276,7 @@ class Scheduler:
         def make(images: Tensor, targets: Sequence[Target]) -> list[Trace]:
             return make_traces(view, present_parts(view, dtype), images, targets, spec)
 
-        made = captured(view, images, targets, spec, make)
+        made = captured(view, partial(self.state, view), images, targets, spec, make)
         if made is None:
             made = make_traces(view, self.parts(view, dtype), images, targets, spec)
             if dtype is None:
@@ -287,14 +288,25 @@ class Scheduler:
     def _logits(self, items: list[Waiting]) -> None:
         begin = time.perf_counter()
         batch = items[0][2].batch
-        view, parts = batch.view, self.parts(batch.view)
+        view = batch.view
         with torch.no_grad():
-            batch.logits = halved(view, batch.images, lambda images, _: forward(view, parts, images), torch.cat)
+            batch.logits = halved(view, batch.images, lambda images, _: self._forward(view, images), torch.cat)
         synchronize(batch.images.device)
         seconds = time.perf_counter() - begin
         for job, place, _ in items:
             job._answers[place] = batch.logits
             job.seconds += seconds
+
+    def _forward(self, view: View, images: Tensor) -> Tensor:
+        """The logits of images in full precision, from a graph where there is one."""
+        if (parts := self.parts(view)) is None:
+            return forward(view, parts, images)
+
+        def make(static: Tensor) -> Tensor:
+            return forward(view, present_parts(view), static)
+
+        made = captured_logits(view, partial(self.state, view), "forward", [images], make)
+        return forward(view, parts, images) if made is None else made
 
     def _tokens(self, items: list[Waiting]) -> None:
         batch = items[0][2].batch
@@ -339,7 +351,7 @@ class Scheduler:
             about = torch.tensor([request.about for request, _ in pieces]).repeat_interleave(sizes, dim=0)
             inputs = lead.inputs(pieces)
             with torch.autocast(lead.view.device.type, lead.products, enabled=autocast):
-                logits = lead.logits(parts, *inputs)
+                logits = self._scores(lead, parts, inputs)
             return lead.reading(lead.view, logits, about.to(logits.device))
 
         with torch.inference_mode():
@@ -350,6 +362,18 @@ class Scheduler:
                 read = torch.cat(self._chunked(requests, chunk, answer, counted(0, "")))
         rows = read.clone()  # no longer of inference mode
         return list(rows.split([request.count for request in requests]))
+
+    def _scores(self, lead: Variants, parts: Architecture | None, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The logits of a chunk, from a graph where there is one."""
+        if parts is None:
+            return lead.logits(parts, *inputs)
+        view, dtype = lead.view, None if parts is self.parts(lead.view) else lead.products
+
+        def make(*static: Tensor) -> Tensor:
+            return lead.logits(present_parts(view, dtype), *static)
+
+        made = captured_logits(view, partial(self.state, view), (type(lead), dtype), inputs, make)
+        return lead.logits(parts, *inputs) if made is None else made
 
     def _gradients(self, items: list[Waiting]) -> None:
         groups: dict[Hashable, list[Waiting]] = {}
@@ -442,6 +466,12 @@ class Scheduler:
         if key not in self._parts:
             self._parts[key] = present_parts(view, dtype)
         return self._parts[key]
+
+    def state(self, view: View) -> State:
+        """How the network is made, looked at once per answer."""
+        if id(view) not in self._states:
+            self._states[id(view)] = State.of(view.modules)
+        return self._states[id(view)]
 
 
 def present_parts(view: View, dtype: torch.dtype | None = None) -> Architecture | None:

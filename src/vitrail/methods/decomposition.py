@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vitrail.core.parts import Block, Norm
+from vitrail.core.parts import EVERY, Block, Norm
 from vitrail.engine.trace import Trace
 from vitrail.methods.gradients import completeness_gap, score_split
 from vitrail.methods.layerwise import LayerMap, Layerwise, Mixing, OwnRollout
@@ -166,23 +166,30 @@ class Alti(OwnRollout, SerialContributions):
 
     def layer_map(self, trace: Trace, layer: int) -> Tensor:
         published, block = self.protocol == "skipplus", trace.network.blocks[layer]
-        sources = self.sources(trace, layer)
-        output = trace["mid"][layer] + (trace["mlp_out"][layer] if published else 0)
-        rows, (batch, _, tokens, width) = [], sources.shape
-        step = max(1, CHUNK // (batch * tokens * width))
-        for start in range(0, tokens, step):  # (B, rows, n, d) at a time: all rows would be n²d
-            chunk = slice(start, start + step)
-            vectors = torch.einsum("bhij,bhjd->bijd", trace["W"][layer][:, :, chunk], sources)
-            here = torch.arange(start, min(start + step, tokens), device=vectors.device)
-            vectors[:, here - start, here] += trace["x"][layer][:, chunk]
-            if published:
-                assert block.norm2 is not None
-                r = block.changed(deviation(trace["mid"][layer], block.norm2))[:, chunk, None]
-                vectors = vectors + r * through_mlp(vectors, block)
-            target = output[:, chunk]
-            left = (target[:, :, None] - vectors).abs().sum(-1)
-            rows.append((target.abs().sum(-1, keepdim=True) - left).clamp(min=0))
-        return _rows_to_one(torch.cat(rows, dim=1))
+        sources, weights = self.sources(trace, layer), trace["W"][layer]
+        target = trace["mid"][layer] + (trace["mlp_out"][layer] if published else 0)  # (B, n, d)
+        r = None
+        if published:
+            assert block.norm2 is not None  # of a pre-norm block: others are refused
+            r = block.changed(deviation(trace["mid"][layer], block.norm2))  # (B, n, 1)
+
+        def passed(vectors: Tensor, rows: slice = EVERY) -> Tensor:
+            """(B, …, i, d): what the vectors are behind the second norm."""
+            if r is None:
+                return vectors
+            return vectors + r[:, rows].view(len(r), *[1] * (vectors.ndim - 3), -1, 1) * through_mlp(vectors, block)
+
+        batch, _, tokens, width = sources.shape
+        columns = sources.transpose(1, 2).flatten(0, 1)  # (B·n, H, d)
+        left, step = torch.empty_like(weights[:, 0]), max(1, CHUNK // (batch * tokens * width))
+        for start in range(0, tokens, step):  # (B, n, rows, d) at a time: all rows would be n²d
+            rows = slice(start, start + step)
+            vectors = weights[:, :, rows].permute(0, 3, 2, 1).flatten(0, 1) @ columns  # V_ij, rows j and columns i
+            distances = passed(vectors.unflatten(0, (batch, tokens)), rows).sub_(target[:, None, rows])
+            left[:, rows] = torch.linalg.vector_norm(distances, 1, dim=-1).transpose(1, 2)
+        kept = passed(diagonal_vectors(trace, layer, sources) + trace["x"][layer]) - target
+        left.diagonal(dim1=1, dim2=2).copy_(kept.abs().sum(-1))
+        return _rows_to_one((target.abs().sum(-1, keepdim=True) - left).clamp(min=0))
 
 
 def deviation(x: Tensor, norm: Norm) -> Tensor:

@@ -273,7 +273,14 @@ class Preprocess:
         rgb = image if image.mode == "RGB" else image.convert("RGB")
         # With NumPy, which rounds as torch does: torch would start threads of its own in each thread that reads images.
         mean, std = (np.array(triple, dtype=np.float32)[:, None, None] for triple in (self.mean, self.std))
-        return self.trim(torch.from_numpy((self._fitted(rgb) - mean) / std))
+        fitted = self._fitted(rgb)
+        if fitted.dtype == np.float32:
+            return self.trim(torch.from_numpy((fitted - mean) / std))
+        levels = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, :, 0]) / std[:, :, 0]  # (3, 256)
+        normalised = np.empty(fitted.shape, dtype=np.float32)
+        for colour, level, plane in zip(normalised, levels, fitted, strict=True):
+            np.take(level, plane, out=colour, mode="clip")  # without a copy
+        return self.trim(torch.from_numpy(normalised))
 
     def trim(self, images: Tensor) -> Tensor:
         """Cuts what the library's own transform returns, (…, H, W), to the part that the network uses."""
@@ -376,8 +383,8 @@ class Preprocess:
             return left, top
         return int(margins[0] / 2), int(margins[1] / 2)
 
-    def _fitted(self, image: Image.Image) -> NDArray[np.float32]:
-        """Scale, crop and pad: colours in 0…1, (3, height, width) as the library makes them."""
+    def _fitted(self, image: Image.Image) -> NDArray[Any]:
+        """Scale, crop and pad, (3, height, width) as the library makes it: uint8, or colours in 0…1."""
         scaled_size = self._scaled_size(image.size)
         left, top = self._corner(scaled_size)
         height, width = self.library_size
@@ -386,16 +393,16 @@ class Preprocess:
         else:
             scaled = self._scaled(image, scaled_size)
             visible = scaled[:, max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-        is_unit = visible.dtype == np.float32
-        colours: NDArray[Any] = visible if is_unit else visible.astype(np.float32, order="C") / np.float32(255)
-        if colours.shape[1:] == (height, width):
-            return colours
-        canvas = np.zeros((3, height, width), dtype=np.float32)
+        if visible.shape[1:] == (height, width):
+            return visible
+        canvas = np.zeros((3, height, width), dtype=visible.dtype)
         if self.fit == "border":
-            border = np.array([round(255 * value) for value in self.mean], dtype=np.float32) / np.float32(255)
-            canvas += border[:, None, None]
+            border = np.array([round(255 * value) for value in self.mean], dtype=np.float32)
+            canvas += (border if visible.dtype == np.uint8 else border / np.float32(255))[:, None, None].astype(
+                canvas.dtype
+            )
         rows, columns = max(-top, 0), max(-left, 0)
-        canvas[:, rows : rows + colours.shape[1], columns : columns + colours.shape[2]] = colours
+        canvas[:, rows : rows + visible.shape[1], columns : columns + visible.shape[2]] = visible
         return canvas
 
     def _scaled(self, image: Image.Image, size: tuple[int, int]) -> NDArray[Any]:

@@ -74,6 +74,8 @@ def outlined(photo: Array, evidence: Array, scale: Scale, look: Look) -> Array:
 
 def hatched(drawing: Array, photo: Array, unseen: Mask, top: int = 0) -> Array:
     """A drawing over which pixels that the model did not see are pale grey and hatched; ``top``: their first row."""
+    if not unseen.any():
+        return drawing
     rows, columns = unseen.nonzero()
     stripes = np.clip(1.5 - np.abs((rows + columns + top) % 10 - 5), 0, 1)
     drawing[rows, columns] = (0.3 * grey(photo[rows, columns]) + 0.7 * 215 - 32 * stripes)[:, None]
