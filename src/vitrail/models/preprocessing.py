@@ -274,13 +274,12 @@ class Preprocess:
         # With NumPy, which rounds as torch does: torch would start threads of its own in each thread that reads images.
         mean, std = (np.array(triple, dtype=np.float32)[:, None, None] for triple in (self.mean, self.std))
         fitted = self._fitted(rgb)
-        if fitted.dtype == np.float32:
-            return self.trim(torch.from_numpy((fitted - mean) / std))
-        levels = (np.arange(256, dtype=np.float32) / np.float32(255) - mean[:, :, 0]) / std[:, :, 0]  # (3, 256)
-        normalised = np.empty(fitted.shape, dtype=np.float32)
-        for colour, level, plane in zip(normalised, levels, fitted, strict=True):
-            np.take(level, plane, out=colour, mode="clip")  # without a copy
-        return self.trim(torch.from_numpy(normalised))
+        colours = fitted.astype(np.float32, order="C")
+        if fitted.dtype == np.uint8:
+            colours /= np.float32(255)
+        colours -= mean
+        colours /= std
+        return self.trim(torch.from_numpy(colours))
 
     def trim(self, images: Tensor) -> Tensor:
         """Cuts what the library's own transform returns, (…, H, W), to the part that the network uses."""
