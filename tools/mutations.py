@@ -85,9 +85,9 @@ class Mutation:
 
 
 def failure(output: str) -> str:
-    """What pytest says about errors (lines with an E, and the summary), or what a soak found."""
+    """What pytest says about errors (lines with an E or of a group of errors, and the summary), or what a soak found."""
     soak = output.partition("\nBROKEN ")[2]
-    return soak or "\n".join(re.findall(r"^(?:E  |FAILED ).*", output, re.MULTILINE))
+    return soak or "\n".join(re.findall(r"^(?:E  |FAILED | +\| ).*", output, re.MULTILINE))
 
 
 def read() -> tuple[list[Mutation], dict[str, str]]:
