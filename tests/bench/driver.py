@@ -2,8 +2,8 @@
 
     python -m tests.bench.driver ADDRESS FOLDER
 
-Runs FOLDER/plan.toml with the plugin FOLDER/gated.py into FOLDER/run. No shard is finished before all three workers have
-one, so that whoever is killed then loses some. After the first shard it writes FOLDER/first and waits for
+Runs FOLDER/plan.toml with the plugin FOLDER/gated.py into FOLDER/run. No shard is finished before all three workers
+have one, so that whoever is killed then loses some. After the first shard it writes FOLDER/first and waits for
 FOLDER/changed, a number of CPUs that the cluster then has. FOLDER/seen.json says what happened.
 """
 
