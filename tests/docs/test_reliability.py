@@ -65,7 +65,7 @@ def test_every_promise_was_shown_to_be_able_to_fail() -> None:
 
 
 def test_changes_are_told_apart_and_fit_the_source() -> None:
-    assert len({change.change for change in CHANGES}) == len(CHANGES)
+    assert len({(change.change, change.test) for change in CHANGES}) == len(CHANGES)
     assert [change.change for change in CHANGES if change.is_stale(ROOT)] == []
     assert [change.change for change in CHANGES if change.new == change.old or not change.reason] == []
 

@@ -145,7 +145,8 @@ def test_a_full_queue_says_when_to_come_again(small_client: httpx.Client) -> Non
     running(small_client, first)
     others = [long_job(small_client, seed) for seed in (7, 8)]
     assert [state(small_client, job)["position"] for job in others] == [1, 2]  # the running job is ahead of them
-    answer = small_client.post("/api/explain", files=form(sample="cat", method="rollout", target="3"))
+    fields = form(sample="cat", method="rollout", target="3", wait=False)
+    answer = small_client.post("/api/explain", files=fields)
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
     quick = small_client.post("/api/predict", files=form(sample="coffee"))  # quick jobs have a queue of their own
