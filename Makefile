@@ -10,7 +10,7 @@ PHOTO := src/vitrail/data/samples/coffee.jpg
 # Byte code is kept: collecting tests and starting processes would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all soak lint docs notebooks browser wheel audit-dependencies clean
+.PHONY: demo test test-all soak mutations lint docs notebooks browser wheel audit-dependencies clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -43,6 +43,10 @@ test-all: lint browser $(PEERS)
 SOAK_MINUTES ?= 30
 soak: $(STAMP)
 	$(BIN)/python tools/soak.py --minutes $(SOAK_MINUTES)
+
+# Shows that the tests of docs/reliability.md can fail: half an hour, in a copy of the tree.
+mutations: $(STAMP)
+	$(BIN)/python tools/mutations.py
 
 # Debian's Chromium for the tests of the pages, where it may be installed; without one they are skipped by name. The build
 # without a user interface takes half of their time.

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -351,6 +352,12 @@ def exit_codes() -> str:
     return table(("code", "meaning"), ((str(code), meaning) for code, meaning in EXIT_CODES.items()))
 
 
+def mutations() -> str:
+    """Changes of the source that tests must notice, see tools/mutations.py."""
+    changes = tomllib.loads(Path(__file__).with_name("mutations.toml").read_text("utf-8"))["mutation"]
+    return table(("change", "failed"), ((item["change"], f"`{item['test'].partition('[')[0]}`") for item in changes))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
@@ -366,6 +373,7 @@ TABLES: dict[str, Callable[[], str]] = {
         choosing,
         advice,
         measured,
+        mutations,
         leaderboard,
         pairs,
         models,

@@ -2,8 +2,9 @@
 
     python -m tests.bench.driver ADDRESS FOLDER
 
-Runs FOLDER/plan.toml with the plugin FOLDER/gated.py into FOLDER/run. After the first shard it writes FOLDER/first and
-waits for FOLDER/changed, a number of CPUs that the cluster then has. FOLDER/seen.json says what happened.
+Runs FOLDER/plan.toml with the plugin FOLDER/gated.py into FOLDER/run. No shard is finished before all three workers
+have one, so that whoever is killed then loses some. After the first shard it writes FOLDER/first and waits for
+FOLDER/changed, a number of CPUs that the cluster then has. FOLDER/seen.json says what happened.
 """
 
 from __future__ import annotations
@@ -43,6 +44,18 @@ def drive(address: str, folder: Path) -> None:
         start_workers(pool, unfinished)
 
     cluster.WorkerPool._start_workers = noted_start  # type: ignore[method-assign]
+    first_ready = cluster.WorkerPool._first_ready
+    shut.touch()
+
+    def at_work(pool: cluster.WorkerPool) -> int:
+        return sum(shard is not None for _, shard in pool.busy.values())
+
+    def noted_wait(pool: cluster.WorkerPool) -> object:
+        if not shards and at_work(pool) == 3:
+            shut.unlink()
+        return first_ready(pool)
+
+    cluster.WorkerPool._first_ready = noted_wait  # type: ignore[method-assign]
     ray.init(address=address, log_to_driver=False)
     wait_until(lambda: cpus() == 3, "the cluster of three CPUs")
     before = machines()
@@ -56,7 +69,7 @@ def drive(address: str, folder: Path) -> None:
         return load_model(spec)
 
     def see(step: Step) -> None:
-        shards.append(sum(shard is not None for _, shard in pools[-1].busy.values()))
+        shards.append(at_work(pools[-1]))
         if len(shards) == 1:
             shut.touch()
             (folder / "first").touch()

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
+from tests.bench.plans import same, table
 
 import vitrail
 from vitrail import VitrailError
@@ -82,6 +84,24 @@ def test_a_cluster_gives_the_same_rows_though_workers_are_killed(
     assert (again.rows, again.known) == (0, outcome.known + outcome.images)
 
 
+def test_rows_of_a_cluster_are_those_of_one_machine_bit_for_bit(
+    nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One image at a time, as the plan says, on as many threads as a worker has."""
+    monkeypatch.setattr(cluster, "SHARD", 2)
+    plan, threads = replace(PLAN, images=4), torch.get_num_threads()
+    cluster.run_on_cluster(plan, tmp_path / "cluster", workers=2)
+    torch.set_num_threads(1)
+    try:
+        run(plan, tmp_path / "alone")
+    finally:
+        torch.set_num_threads(threads)
+    same(table(tmp_path / "cluster"), table(tmp_path / "alone"), exactly=True)
+    maps, expected = (Store(tmp_path / name).maps() for name in ("cluster", "alone"))
+    assert maps.keys() == expected.keys()
+    assert all(np.array_equal(maps[name], expected[name]) for name in expected)
+
+
 def test_an_audit_on_a_cluster_is_that_of_one_machine(
     nodes: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,8 +120,8 @@ def test_an_audit_on_a_cluster_is_that_of_one_machine(
             "scenes", str(images), tmp_path / name, boxes=tmp_path / "boxes.csv", regions=[(0.0, 0.0, 0.5, 0.5)],
             trust=False, batch_size=1, options={"device": "cpu"}, cluster=address,
         )  # fmt: skip
-    for table in ("images.csv", "classes.csv", "clusters.csv"):
-        measured, expected = (pd.read_csv(tmp_path / name / table) for name in ("cluster", "alone"))
+    for file in ("images.csv", "classes.csv", "clusters.csv"):
+        measured, expected = (pd.read_csv(tmp_path / name / file) for name in ("cluster", "alone"))
         pd.testing.assert_frame_equal(measured, expected, rtol=1e-5)
     assert len(pd.read_csv(tmp_path / "cluster" / "images.csv")) == 8
     with pytest.raises(VitrailError, match="give both by name, or leave out cluster"):
