@@ -262,7 +262,7 @@ def advice() -> str:
 
 
 def ranked(wanted: Sequence[str], more: Mapping[str, Callable[[Standings, int], str]] | None = None) -> str:
-    """Score and cost of methods, best score first, ``more`` columns, and the headline metric on each pair."""
+    """Score, share of the attainable, cost, ``more`` columns and the headline metric on each pair, best score first."""
     numbers = board()
     titles = {pair.name: pair.title for pair in open_suite("leaderboard").pairs}
     rates, scores = shipped_costs(), numbers.scores
@@ -280,8 +280,10 @@ def ranked(wanted: Sequence[str], more: Mapping[str, Callable[[Standings, int], 
         half = (scores.high[m] - scores.low[m]) / 2
         score = f"{number(scores.mean[m])}\u00a0±\u00a0{number(half)}"  # no line break inside
         others = [column(numbers, m) for column in (more or {}).values()]
-        rows.append((f"`{SHORT.get(method, method)}`", score, cost_of(method, forwards), *others, *cells))
-    return table(["method", "score", "cost", *(more or {}), *(titles[name] for name in numbers.pairs)], rows)
+        attained = number(numbers.attainable[m])
+        rows.append((f"`{SHORT.get(method, method)}`", score, attained, cost_of(method, forwards), *others, *cells))
+    header = ["method", "score", "of the attainable", "cost", *(more or {}), *(titles[name] for name in numbers.pairs)]
+    return table(header, rows)
 
 
 def class_specific(numbers: Standings, m: int) -> str:

@@ -231,6 +231,23 @@ def test_scores_are_mean_shares_between_random_and_the_best() -> None:
     assert (gap.mean, gap.low, gap.high) == pytest.approx((1 / 12, 1 / 12 - half, 1 / 12 + half))
 
 
+def test_the_attainable_is_what_greedy_attains_on_its_own_curve() -> None:
+    insertion = {"random": 0.1, "greedy": 0.5, "greedy(curve=deletion)": 0.2, "ref": 0.4, "y": 0.3}
+    deletion = {"random": 0.9, "greedy": 0.4, "greedy(curve=deletion)": 0.1, "ref": 0.3}  # lower is better
+    rows = [
+        headline("a", **insertion).assign(metric="token_insertion_aopc"),
+        headline("a", **deletion).assign(metric="token_deletion_aopc", better="lower"),
+        headline("b", random=0.0, ref=0.1, y=0.2).assign(metric="token_insertion_aopc"),  # nobody searched
+        headline("b", ref=0.1).assign(metric="token_deletion_aopc", better="lower"),
+    ]
+    numbers = standings(pd.concat(rows), ["a", "b"])
+    shares = dict(zip(numbers.methods, numbers.attainable, strict=True))
+    assert np.isnan(shares.pop("y")), "it lacks one of the curves"
+    expected = {"random": 0.0, "greedy": (1 + 5 / 8) / 2, "greedy(curve=deletion)": (1 / 4 + 1) / 2, "ref": 3 / 4}
+    assert shares == pytest.approx(expected)
+    assert np.isnan(standings(rows[2], ["b"]).attainable).all()
+
+
 def test_a_pair_without_random_has_no_share() -> None:
     table = pd.concat([headline("a", ref=0.5, x=0.3, random=0.1), headline("b", ref=0.2, x=0.6)])
     numbers = standings(table, ["a", "b"])

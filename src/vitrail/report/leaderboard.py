@@ -249,6 +249,11 @@ class _Board:
         return self.numbers.methods.index(REFERENCE) if REFERENCE in self.numbers.methods else None
 
     @property
+    def has_ceiling(self) -> bool:
+        """Whether it is known what is attainable."""
+        return bool(np.isfinite(self.numbers.attainable).any())
+
+    @property
     def order(self) -> list[int]:
         """The methods by falling score."""
         order = np.argsort(-np.nan_to_num(self.numbers.scores.mean, nan=-np.inf), kind="stable")
@@ -308,6 +313,7 @@ def _data(board: _Board, pairs: Sequence[Pair], metric: int, decimals: Sequence[
                 "cost": rounded(board.forwards[m]),
                 "speed": rounded(board.speeds[m]),
                 "score": rounded(numbers.scores.mean[m]),
+                "attainable": rounded(numbers.attainable[m]),
                 "shares": [rounded(share) for share in numbers.shares[:, m]],
             }
             for m, method in enumerate(numbers.methods)

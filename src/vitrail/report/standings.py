@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CONTROL = "random"
 HEADLINE = "insertion_minus_deletion"
+CEILINGS = {"token_insertion_aopc": "greedy", "token_deletion_aopc": "greedy(curve=deletion)"}
 FEWEST_RANKED = 6  # methods in a rank correlation
 SAME, CONTRARY = 0.8, 0.0  # rank correlations
 TIED, BEST = 1, 2
@@ -111,6 +112,22 @@ class Standings:
             np.sqrt((np.where(known, side, 0) ** 2).sum(0)) / divisor for side in (value - low, high - value)
         )
         return Scores(mean, mean - below, mean + above, count)
+
+    @cached_property
+    def attainable(self) -> Floats:
+        """(methods,): the share of the way from ``random``, 0, to what ``greedy`` attains, 1, on its token curve.
+
+        The mean over both curves and the pairs on which ``greedy`` was measured; NaN for a method that lacks any.
+        """
+        shares = []
+        for metric, ceiling in CEILINGS.items():
+            if metric in self.metrics and {CONTROL, ceiling} <= set(self.methods):
+                means = self.mean[:, :, self.metrics.index(metric)]
+                floor, top = (means[:, self.methods.index(method), None] for method in (CONTROL, ceiling))
+                known = (np.isfinite(top - floor) & (top != floor))[:, 0]
+                shares.append(((means - floor) / np.where(top == floor, np.nan, top - floor))[known])
+        rows = np.concatenate(shares) if shares else np.empty((0, len(self.methods)))
+        return np.asarray(rows.mean(0)) if len(rows) else np.full(len(self.methods), np.nan)
 
     @cached_property
     def marks(self) -> NDArray[np.int8]:

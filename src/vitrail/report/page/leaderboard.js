@@ -56,7 +56,7 @@ function sortBy(head) {
 
 function bestFirst(key) {
   if (["name", "family", "cost"].includes(key)) return 1;
-  return ["speed", "score"].includes(key) ? -1 : -data.metrics[state.metric].better;
+  return ["speed", "score", "attainable"].includes(key) ? -1 : -data.metrics[state.metric].better;
 }
 
 function orderRows() {
