@@ -32,7 +32,7 @@ def test_gpu_in_miniature(tmp_path: Path) -> None:
     assert not report["failed"]
     assert all(line["ours"] > 0 or line["unit"] == "GiB" for line in report["lines"])
     outcomes = [{k: v for k, v in graph.items() if k != "captured"} for graph in report["graphs"]]
-    assert len(outcomes) == 14
+    assert len(outcomes) == 24
     assert all(all(outcome.values()) for outcome in outcomes), "without graphs, all is eager"
 
 
@@ -63,6 +63,14 @@ def test_bf16_in_miniature() -> None:
     lines = [line.split(" | ") for line in printed.splitlines() if line.startswith("| scenes ")]
     assert [line[1] for line in lines] == ["`tis(masks=256)`", "`posterior`", "`rise(masks=256)`"]
     assert all(float(line[-1].rstrip(" |")) > 0 for line in lines)
+
+
+def test_shapley_in_miniature() -> None:
+    printed = ran("shapley.py", "--data", "scenes:2", "--images", "2", "--permutations", "4", "--methods", "gen_att")
+    lines = [line.split("Pearson ") for line in printed.splitlines()[1:]]
+    assert [line[0].strip() for line in lines] == ["another seed", "vit_shapley", "gen_att"]
+    assert float(lines[0][1].split(",")[0]) > 0.5
+    assert all(-1 <= float(value) <= 1 for line in lines for value in line[1].split(", Spearman "))
 
 
 def test_peers_in_miniature(tmp_path: Path) -> None:

@@ -323,6 +323,33 @@ def leaderboard() -> str:
     return ranked([*(numbers.methods[m] for m in order[:TOP]), "random"])
 
 
+def posterior() -> str:
+    """How far `posterior` is above `tis` and above the best other method, on each pair."""
+    numbers = board()
+    place = numbers.methods.index
+    titles = {pair.name: pair.title for pair in open_suite("leaderboard").pairs}
+    rows = []
+    for p, k in enumerate(numbers.headlines):
+        means = numbers.mean[p, :, k]
+        others = [m for m in np.flatnonzero(numbers.rivals) if not numbers.methods[m].startswith("posterior")]
+        best = max(others, key=lambda m: np.nan_to_num(means[m], nan=-np.inf))
+        above = [above_other(numbers, p, *pair) for pair in ((place("posterior"), place("tis")),
+                                                             (place("posterior(masks=1024)"), best))]  # fmt: skip
+        rows.append((titles[numbers.pairs[p]], above[0], above[1], f"`{numbers.methods[best]}`"))
+    return table(["model, images", "256 masks − `tis`", "1,024 masks − the best other", "which is"], rows)
+
+
+def above_other(numbers: Standings, p: int, method: int, other: int) -> str:
+    """The difference of two methods on a pair, from their paired gaps to the reference, taken as independent."""
+    k = numbers.headlines[p]
+    (a, b), (low_a, low_b), (high_a, high_b) = (
+        cube[p, [method, other], k] for cube in (numbers.gap, numbers.gap_low, numbers.gap_high)
+    )
+    value, below, above = a - b, math.hypot(a - low_a, high_b - b), math.hypot(high_a - a, b - low_b)
+    texts = [f"{end:+.3f}".replace("-", "−") for end in (value, value - below, value + above)]
+    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+
+
 def pairs() -> str:
     """The pairs of the leaderboard with measurements, and the number of images."""
     numbers = board()
@@ -377,6 +404,7 @@ TABLES: dict[str, Callable[[], str]] = {
         measured,
         mutations,
         leaderboard,
+        posterior,
         pairs,
         models,
         exit_codes,
