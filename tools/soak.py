@@ -11,7 +11,6 @@ import importlib
 import multiprocessing
 import os
 import platform
-import resource
 import sys
 import time
 import traceback
@@ -26,7 +25,7 @@ PAGE = ROOT / "docs" / "results" / "soak.md"
 MIB = 2**20
 sys.path.insert(0, str(ROOT))  # of the processes that are started, too: the tests are no package that is installed
 
-from tests.soak.outcome import Outcome  # noqa: E402
+from tests.soak.outcome import Outcome, peak_memory  # noqa: E402
 
 
 def parts() -> dict[str, float]:
@@ -47,7 +46,7 @@ def run_part(name: str, seconds: float, answers: Any) -> None:
         outcomes = importlib.import_module(f"tests.soak.{name}").soak(seconds)
     except Exception:
         outcomes = [Outcome(name, broken=[traceback.format_exc()])]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_memory()
     answers.put([dataclasses.asdict(dataclasses.replace(item, peak=item.peak or peak)) for item in outcomes])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from tests import families
-from tests.soak.outcome import Outcome
+from tests.soak.outcome import Outcome, peak_memory
 
 from vitrail.bench.plan import ModelSpec, Plan
 from vitrail.bench.run import run
@@ -52,10 +52,7 @@ def measure(count: int, answers: Any) -> None:
         begin = time.perf_counter()
         outcome = run(plan, Path(folder) / "run", data=Generated(count))
         assert (outcome.rows, outcome.errors) == (count, 0), outcome
-    # not by getrusage, whose peak a process inherits from the one that starts it
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    peak = 1024 * int(status.partition("VmHWM:")[2].split()[0])
-    answers.put((time.perf_counter() - begin, peak))
+    answers.put((time.perf_counter() - begin, peak_memory()))
 
 
 def measured(count: int) -> tuple[float, int]:

@@ -8,6 +8,7 @@ of its own and writes docs/results/soak.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass
@@ -20,3 +21,9 @@ class Outcome:
     peak: int | None = None  # bytes of memory, where that is the promise
     note: str = ""
     broken: list[str] = field(default_factory=list)  # how the promise was broken
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held; getrusage would tell the peak of the one that started it, too."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
