@@ -14,9 +14,11 @@ from tests.helpers import batch, wrapped
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.engine import captured
+from vitrail.calls import split_call
+from vitrail.engine import captured, scheduler
 from vitrail.engine.captured import KEPT, State, Uses
 from vitrail.engine.trace import Trace, TraceSpec
+from vitrail.methods.registry import build_method
 from vitrail.models.view import View
 from vitrail.targets import Target
 
@@ -168,11 +170,30 @@ def test_deterministic_kernels_are_other_graphs() -> None:
 
 def test_a_cpu_has_no_graphs(view: View, made: list[Any]) -> None:
     spec = TraceSpec.of({"x"}, [0])
+    images, state = batch("timm_vit", 1, torch.float32), partial(State.of, view.modules)
     for _ in range(4):
-        assert (
-            captured.captured(
-                view, partial(State.of, view.modules), batch("timm_vit", 1, torch.float32), [Target()], spec, nothing
-            )
-            is None
-        )
+        assert captured.captured(view, state, images, [Target()], spec, nothing) is None
+        assert captured.captured_logits(view, state, "forward", [images], lambda images: images) is None
     assert not made
+
+
+@pytest.mark.parametrize("call", ["rise(masks=8)", "tis(masks=8)", "atman", "occlusion(window=8,stride=8)"])
+def test_scores_that_are_captured_are_those_of_eager_work(
+    call: str, view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of a graph, what it would do: the work again, with the weights as they are."""
+    images, kinds = batch("timm_vit", 2, torch.float32), []
+
+    def again(view: View, state: Any, kind: Any, inputs: Any, make: Callable[..., Tensor]) -> Tensor:
+        kinds.append(kind)
+        return make(*(tensor.clone() for tensor in inputs))
+
+    name, params = split_call(call)
+    method = build_method(name, view, **params)
+    expected = method.attribute(images)
+    monkeypatch.setattr(scheduler, "captured_logits", again)
+    assert torch.equal(method.attribute(images), expected)
+    assert len(set(kinds)) == 1 + ("forward" in kinds), "one kind of altered image"
+    with torch.no_grad():
+        view.module.get_parameter("head.weight").mul_(-2)
+    assert not torch.equal(method.attribute(images), expected)

@@ -26,7 +26,7 @@ from vitrail.targets import Target, on_device
 
 EARLIER = 2  # uses before a graph is captured
 KEPT = 4  # traces of a view; each holds its memory
-KEPT_SCORES = 32  # scores of a view, which share theirs
+KEPT_SCORES = 16  # scores of a view; their inputs are held, the rest of their memory is shared
 LARGEST = 64 * 3 * 224 * 224  # numbers in a batch: the kernels of larger ones take longer than their launches
 MOST_SCORED = 2**25  # numbers in the stream of inputs that are scored: likewise
 
