@@ -79,6 +79,7 @@ def test_posterior_is_its_literal_definition(
     assert relative(result.map[0], expected.map) < 1e-6
     assert relative(result.error[0], expected.error) < 1e-6
     assert float(result.extras["r2"][0]) == pytest.approx(float(expected.r2), rel=1e-6, abs=1e-9)
+    assert float(result.extras["effective_masks"][0]) == pytest.approx(float(expected.fitted.effective), rel=1e-6)
 
 
 def test_after_256_masks_subsets_are_drawn_from_the_posterior(rounds: list[tuple[Tensor, Belief]]) -> None:
@@ -176,6 +177,8 @@ def test_more_masks_leave_smaller_errors() -> None:
     few, many = (explained("timm_vit", masks=masks) for masks in (32, 512))
     assert many.error.mean() < few.error.mean()
     assert (many.extras["masks"], few.extras["masks"]) == (512, 32)
+    assert 0 < few.extras["effective_masks"] < 32
+    assert few.extras["effective_masks"] < many.extras["effective_masks"] < 16 + 2, "patches, mean and prior map"
 
 
 def test_smoothing_keeps_the_sum() -> None:

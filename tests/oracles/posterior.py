@@ -119,6 +119,7 @@ class Fitted:
     covariance: Tensor  # Cov[w|y] (N, N)
     variance: Tensor  # σ̂²
     likelihood: Tensor
+    effective: Tensor  # tr ∂(Zw)/∂y: how many scores' worth of freedom the effects take
 
 
 def trend_columns(subsets: Tensor) -> Tensor:
@@ -140,7 +141,9 @@ def conditioned(subsets: Tensor, y: Tensor, C: Tensor, noise: float) -> Fitted:
     variance = rest @ inverse @ rest / freedom
     covariance = C - gain @ Z @ C + gain @ B @ torch.linalg.inv(information) @ B.T @ gain.T
     likelihood = -0.5 * (freedom * variance.log() + torch.logdet(V) + torch.logdet(information))
-    return Fitted(trend, gain @ rest, variance * covariance, variance, likelihood)
+    removed = torch.eye(len(y), dtype=torch.float64) - B @ torch.linalg.inv(information) @ B.T @ inverse
+    effective = (Z @ gain @ removed).trace()
+    return Fitted(trend, gain @ rest, variance * covariance, variance, likelihood, effective)
 
 
 @dataclass

@@ -235,7 +235,8 @@ class Additive:
         belief = Belief(root @ coefficients, variance.sqrt() * whitened(factor, root).T)
         mean = self.smoother @ belief.mean
         deviation = WIDENING * (self.smoother @ belief.spread).norm(dim=1)
-        leverage = trend.square().sum(1) + whitened(factor, design).square().sum(0) / noise_ratio
+        influence = whitened(factor, design).square().sum(0) / noise_ratio  # of each score in its own prediction
+        leverage = trend.square().sum(1) + influence
         missed = (y - design @ coefficients) / (1 - leverage).clamp(min=1e-6)  # each score predicted from the others
         total = (scores - scores.mean()).square().sum()
         varies = total > len(scores) * ROUNDING**2
@@ -243,6 +244,7 @@ class Additive:
             "masks": scores.new_tensor(len(scores)),
             "mean_score": scores.mean(),
             "r2": torch.where(varies, 1 - missed.square().sum() / total, torch.zeros_like(total)),
+            "effective_masks": influence.sum(),
             "prior_agreement": (standardised(mean) * standardised(self.smoother @ self.direction)).mean(),
             "certainty": certainty(mean, deviation),
         }
