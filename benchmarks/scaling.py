@@ -41,8 +41,10 @@ from vitrail.models.view import View
 
 NETWORK = "vit_tiny_patch16_224"
 TRACED = ("decompx.skipplus", "full_grad_plus", "attn_lrp", "gen_att", "rollout", "alti")
+PATHS = ("integrated_gradients",)  # of 50 passes; on axes that do not change this number
 BUDGETS = {"tis": "masks", "posterior": "masks", "rise": "masks", "kernel_shap": "samples"}
 SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 2}
+LONG = 5.0  # seconds of a call that is not repeated
 NOISE = 1.0  # MiB that a call may seem to add without adding any
 
 
@@ -57,10 +59,10 @@ class Axis:
 
 
 AXES = [
-    Axis("tokens", (196, 400, 784, 1600, 3136, 6400, 16384), TRACED, "patches"),
-    Axis("depth", (3, 6, 12, 24, 48), TRACED, "blocks"),
+    Axis("tokens", (196, 400, 784, 1600, 3136, 6400, 16384), TRACED + PATHS, "patches"),
+    Axis("depth", (3, 6, 12, 24, 48), TRACED + PATHS, "blocks"),
     Axis("classes", (10, 100, 1000, 10_000, 100_000), ("decompx.skipplus", "gen_att"), "classes"),
-    Axis("images", (1, 2, 4, 8, 16, 32), TRACED, "images of a batch"),
+    Axis("images", (1, 2, 4, 8, 16, 32), TRACED + PATHS, "images of a batch"),
     Axis("masks", (64, 128, 256, 512, 1024, 2048), tuple(BUDGETS), "masks"),
     Axis("targets", (1, 2, 4, 8, 16, 32), ("decompx.skipplus", "gen_att"), "targets of an image"),
 ]
@@ -139,8 +141,8 @@ def points_of(axis: Axis, method: str, options: argparse.Namespace) -> list[Poin
         if not points:
             call()  # what is imported and made once
         spent, added = measured(call, options.device)
-        if spent < 1:  # noise counts most where little does
-            spent = min(spent, *(seconds(call) for _ in range(3)))
+        if spent < LONG:  # noise counts most where little does
+            spent = min(spent, *(seconds(call) for _ in range(3 if spent < 1 else 1)))
         points.append(Point(axis.name, method, size, spent, added))
     return points
 
@@ -230,28 +232,43 @@ def row(points: Sequence[Point]) -> str:
 
 
 def plot(series: Sequence[Sequence[Point]], path: Path) -> None:
-    """Time above, memory below, a column for each axis."""
+    """A panel of time above one of memory for each axis, at most three side by side."""
     from matplotlib import colormaps, rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     axes = [axis for axis in AXES if any(points[0].axis == axis.name for points in series)]
     methods = dict.fromkeys(points[0].method for points in series)
-    colours = dict(zip(methods, colormaps["tab10"].colors, strict=False))
+    colours = dict(zip(methods, (*colormaps["tab10"].colors, "black"), strict=False))
+    across = min(len(axes), 3)
+    down = math.ceil(len(axes) / across)
     with rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(2.7 * len(axes), 4.8), layout="constrained")
-        panels = figure.subplots(2, len(axes), sharex="col", squeeze=False)
-        for column, axis in zip(panels.T, axes, strict=True):
-            for panel, what, unit in zip(column, ("seconds", "mebibytes"), ("seconds", "MiB"), strict=True):
-                for points in series:
-                    if points[0].axis == axis.name:
-                        method, slope = points[0].method, exponent(points[-3:], what)
-                        sizes, values = zip(*((point.size, getattr(point, what)) for point in points), strict=True)
-                        panel.plot(sizes, values, ".-", color=colours[method], label=f"{method}  {slope:.2f}")
-                panel.set(xscale="log", yscale="log", ylabel=unit if axis is axes[0] else "")
+        figure = Figure(figsize=(3 * across, 3.8 * down + 0.5), layout="constrained")
+        panels = figure.subplots(2 * down, across, squeeze=False)
+        for index, axis in enumerate(axes):
+            below, beside = divmod(index, across)
+            shown = [points for points in series if points[0].axis == axis.name]
+            reached = max(point.size for points in shown for point in points)
+            ticks = [size for size in axis.sizes if size <= reached]
+            for row, (what, unit, least) in enumerate((("seconds", "seconds", 0), ("mebibytes", "MiB", NOISE))):
+                panel = panels[2 * below + row, beside]
+                heights = [[max(getattr(point, what), least) for point in points] for points in shown]
+                for points, line in zip(shown, heights, strict=True):
+                    sizes = [point.size for point in points]
+                    panel.plot(sizes, line, ".-", linewidth=1.2, color=colours[points[0].method])
+                panel.set(xscale="log", yscale="log", ylabel="" if beside else unit)
+                low, high = min(map(min, heights)), max(map(max, heights))
+                panel.set_ylim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))  # whole decades
+                panel.yaxis.set(major_locator=LogLocator(), minor_locator=NullLocator())
+                panel.xaxis.set_minor_locator(NullLocator())
+                panel.set_xticks(ticks, [f"{size:,}" if row else "" for size in ticks], fontsize=6.5)
                 panel.grid(alpha=0.25)
-                panel.legend(fontsize=6.5, frameon=False, handlelength=1.2)
-            column[-1].set_xlabel(axis.label)
-        figure.suptitle("Time and memory of a call, with the exponent of the last three points", fontsize=9)
+            panel.set_xlabel(axis.label)
+        for panel in panels.flat:
+            panel.set_visible(panel.has_data())
+        lines = [panels[0, 0].plot([], [], ".-", color=colour)[0] for colour in colours.values()]
+        figure.legend(lines, list(colours), loc="outside lower center", ncols=2 * across, frameon=False, fontsize=7)
+        figure.suptitle("Time and memory of a call", fontsize=9)
         figure.savefig(path, dpi=110)
 
 

@@ -32,7 +32,7 @@ def test_gpu_in_miniature(tmp_path: Path) -> None:
     assert not report["failed"]
     assert all(line["ours"] > 0 or line["unit"] == "GiB" for line in report["lines"])
     outcomes = [{k: v for k, v in graph.items() if k != "captured"} for graph in report["graphs"]]
-    assert len(outcomes) == 24
+    assert len(outcomes) == 24  # twelve methods in two precisions
     assert all(all(outcome.values()) for outcome in outcomes), "without graphs, all is eager"
 
 
