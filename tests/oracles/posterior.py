@@ -180,7 +180,7 @@ def posterior(
     assert best is not None
     fitted, C, noise = best
     S = smoother(count, columns, smoothing)
-    error = 1.5 * (S @ fitted.covariance @ S.T).diagonal().sqrt()
+    error = 1.6 * (S @ fitted.covariance @ S.T).diagonal().sqrt()
     return Result(
         (S @ fitted.effects).view(family.grid), error.view(family.grid), left_out(subsets, y, C, noise), fitted
     )

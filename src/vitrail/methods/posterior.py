@@ -35,7 +35,7 @@ ROUND = 64  # masks between two looks at the certainty
 LEARNED = 256  # masks between two updates of the belief that subsets are drawn from
 # With few masks, the likelihood prefers priors that are smoother than the effects, and errors come out too small. The
 # factor is the one with which 90 % intervals hold the values of a run with 8,192 masks (benchmarks/coverage.py).
-WIDENING = 1.5
+WIDENING = 1.6
 SATURATION = 1e-4  # probabilities closer than this to 0 or 1 count as this close
 ROUNDING = 1e-6  # of a score: no smaller noise is believed
 DOUBLE = torch.float64
