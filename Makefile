@@ -10,7 +10,7 @@ PHOTO := src/vitrail/data/samples/coffee.jpg
 # Byte code is kept: collecting tests and starting processes would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all soak mutations lint docs notebooks browser wheel audit-dependencies clean
+.PHONY: demo test pytest test-all soak mutations lint docs notebooks browser wheel audit-dependencies clean
 
 # A virtual environment with vitrail and its development tools; made again when the dependencies change.
 $(STAMP): pyproject.toml
@@ -31,7 +31,11 @@ demo: $(STAMP)
 	@echo "Open vitrail-out/coffee.decompx.skipplus.png: red patches speak for this class, blue ones against it."
 	@echo "Next: .venv/bin/vitrail explain YOUR-PHOTO.jpg, or .venv/bin/vitrail serve for the web page."
 
-test: lint browser
+# Type checks run beside the first tests.
+test: $(STAMP) browser
+	$(MAKE) --no-print-directory -j2 lint pytest
+
+pytest: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # With the full cross products of methods, families, precisions and modes, of which `make test` runs some pairs, and
