@@ -397,9 +397,8 @@ class Preprocess:
         canvas = np.zeros((3, height, width), dtype=visible.dtype)
         if self.fit == "border":
             border = np.array([round(255 * value) for value in self.mean], dtype=np.float32)
-            canvas += (border if visible.dtype == np.uint8 else border / np.float32(255))[:, None, None].astype(
-                canvas.dtype
-            )
+            border = border if visible.dtype == np.uint8 else border / np.float32(255)
+            canvas[:] = border[:, None, None]
         rows, columns = max(-top, 0), max(-left, 0)
         canvas[:, rows : rows + visible.shape[1], columns : columns + visible.shape[2]] = visible
         return canvas
